@@ -1,0 +1,97 @@
+//! Every limit of the core in one place, each with its reason. A queue, table, cache or wait that is not bounded here is a fault.
+//!
+//! These are ceilings of the code; configuration chooses at or below them.
+
+use crate::Duration;
+
+/// Most answers to one request (n). More is refused at the edge; blocks of the prompt are shared by that many at most.
+pub const SEQUENCES_MAX: u16 = 8;
+/// Most sequences in one step of a replica. A block table and a slot exist for each.
+pub const SLOTS_MAX: usize = 1_024;
+/// Most query tokens in one step: bounds activation memory and the length of a step.
+pub const STEP_TOKENS_MAX: u32 = 65_536;
+/// Most blocks in one replica's pool: 2^24 blocks of 16 tokens are 268 million tokens.
+pub const POOL_BLOCKS_MAX: u32 = 1 << 24;
+/// Most steps in flight at one replica.
+pub const INFLIGHT_MAX: usize = 2;
+/// Requests that a replica holds ready beside its batch. More would be a queue at the replica, and all waiting is at the gateway.
+pub const READY_WINDOW_MAX: usize = 2;
+/// Most requests queued at one gateway.
+pub const QUEUE_REQUESTS_MAX: usize = 65_536;
+/// Most input tokens queued at one gateway: their ids alone would be 1 GiB.
+pub const QUEUE_TOKENS_MAX: u64 = 1 << 28;
+/// Most requests dispatched and unfinished at one gateway.
+pub const RUNNING_REQUESTS_MAX: usize = 65_536;
+/// Most deferred requests at one gateway.
+pub const DEFERRED_REQUESTS_MAX: usize = 8_192;
+/// Most flows that a gateway remembers; the longest idle one makes room.
+pub const FLOWS_MAX: usize = 65_536;
+/// Most tenants in a gateway's ledger; past it, tenants without live work make room, longest idle first.
+pub const TENANTS_MAX: usize = 65_536;
+/// Most replicas known to one gateway.
+pub const REPLICAS_MAX: usize = 1_024;
+/// Most gateways that one replica serves; credits are divided among them.
+pub const GATEWAYS_MAX: usize = 16;
+/// Most entries of a gateway's prefix index; the longest unused key makes room.
+pub const DIRECTORY_KEYS_MAX: usize = 1 << 20;
+/// Most requests reserved for one replica's next credit.
+pub const RESERVED_REQUESTS_MAX: usize = 8;
+/// Longest wait for a named replica that routing may ask for.
+pub const RESERVE_WAIT_MAX: Duration = Duration::from_s(1);
+/// How long holding back may last while a feasible replica idles.
+pub const IDLE_HOLD_MAX: Duration = Duration::from_ms(100);
+/// How often a deferred request is asked about.
+pub const DEFERRALS_MAX: u32 = 8;
+/// Shortest time between two questions about a deferred request.
+pub const DEFER_MIN: Duration = Duration::from_ms(10);
+/// Longest deferral that a policy may ask for.
+pub const DEFER_MAX: Duration = Duration::from_s(60);
+/// How often one sequence may be preempted; then its request fails rather than thrash.
+pub const PREEMPTIONS_MAX: u32 = 3;
+/// Rounds over a row that does not fit before the host withholds one replica's credit for it.
+pub const SKIPS_MAX: u32 = 16;
+/// Consecutive steps with prefill and no decode while decodes wait.
+pub const PREFILL_ROUNDS_MAX: u32 = 4;
+/// Rows of one `order` call.
+pub const ORDER_ROWS_MAX: usize = 1_024;
+/// Rows of one `order` call unless configured.
+pub const ORDER_ROWS_DEFAULT: usize = 128;
+/// Rows of one routing call.
+pub const ROUTING_ROWS_MAX: usize = 1_024;
+/// Rows of one routing call unless configured.
+pub const ROUTING_ROWS_DEFAULT: usize = 64;
+/// Rows of one `victims` call.
+pub const VICTIM_ROWS_MAX: usize = 256;
+/// Rows of one `victims` call unless configured.
+pub const VICTIM_ROWS_DEFAULT: usize = 64;
+/// Rows of one eviction call.
+pub const EVICTION_ROWS_MAX: usize = 512;
+/// Rows of one eviction call unless configured.
+pub const EVICTION_ROWS_DEFAULT: usize = 64;
+/// Names that a policy may declare for one table.
+pub const SIGNALS_MAX: usize = 48;
+/// Replicas that a placement may rank.
+pub const RANKED_MAX: usize = 8;
+/// Actions of one stance.
+pub const ACTIONS_MAX: usize = 16;
+/// Facts kept since the last snapshot; older ones become one gap.
+pub const FACTS_KEPT_MAX: usize = 4_096;
+/// Facts that force a delivery.
+pub const FACTS_BATCH_MAX: usize = 256;
+/// Time between two reports of an idle replica.
+pub const REPORT_INTERVAL: Duration = Duration::from_ms(100);
+/// A stance older than this no longer binds a replica: its native ladder takes over.
+pub const STANCE_FRESH: Duration = Duration::from_s(1);
+/// Steps between two full walks over the invariants in a live server.
+pub const FULL_WALK_STEPS: u64 = 4_096;
+
+const _: () = {
+    assert!(ORDER_ROWS_DEFAULT <= ORDER_ROWS_MAX);
+    assert!(ROUTING_ROWS_DEFAULT <= ROUTING_ROWS_MAX);
+    assert!(VICTIM_ROWS_DEFAULT <= VICTIM_ROWS_MAX);
+    assert!(EVICTION_ROWS_DEFAULT <= EVICTION_ROWS_MAX);
+    assert!(REPLICAS_MAX >= ROUTING_ROWS_MAX, "the window is a part of the replicas");
+    assert!(SLOTS_MAX >= SEQUENCES_MAX as usize, "one request must fit a batch");
+    assert!(FACTS_BATCH_MAX <= FACTS_KEPT_MAX);
+    assert!(IDLE_HOLD_MAX.0 <= RESERVE_WAIT_MAX.0);
+};
