@@ -1,3 +1,13 @@
-//! Placeholder.
+//! The pure core: two machines, joined by messages, that advance by `(now, input)` and answer with effects.
+//!
+//! - [`gateway`]: admission, flow queues, order, routing, ledger, overload stance. It sees replicas through age-stamped reports.
+//! - [`replica`]: the token plan of each step, block tables, prefix cache, preemption, eviction. It sees exact state.
+//!
+//! `step` is total and deterministic: equal state, `now` and input give equal effects everywhere. It never blocks and never fails: a bad
+//! input is an effect. Layer 2: no clock, thread, file, socket, token or text.
 #![no_std]
 extern crate alloc;
+
+pub mod gateway;
+pub mod message;
+pub mod replica;

@@ -1,0 +1,280 @@
+//! What goes into the gateway machine and what comes out.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use penstock_base::{
+    CancelCause, ClassRank, Duration, GatewayEpoch, Generation, Manifest, Outcome, ReplicaEpoch, ReplicaId, RequestId,
+};
+
+use crate::message::{FromReplica, ToReplica, Usage};
+
+/// One thing that happened. The set is closed: a new feature is a new variant here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum GatewayInput {
+    /// A complete, authenticated, tokenised request.
+    Arrive(Arc<Manifest>),
+    /// The client left, reads too slowly, or an operator ended it. Idempotent.
+    Cancel {
+        /// Which.
+        request: RequestId,
+        /// Who.
+        cause: CancelCause,
+    },
+    /// Something happened on the delivery axis.
+    Delivery {
+        /// Which.
+        request: RequestId,
+        /// What.
+        event: DeliveryEvent,
+    },
+    /// A message of a replica. One of an older epoch is a counted no-op.
+    Replica {
+        /// Who.
+        replica: ReplicaId,
+        /// Its incarnation.
+        epoch: ReplicaEpoch,
+        /// What.
+        message: FromReplica,
+    },
+    /// A replica is ready (a new epoch of a known one takes its place; the old one is lost).
+    ReplicaUp(ReplicaFacts),
+    /// A replica takes no new work and finishes what it has.
+    ReplicaDrain {
+        /// Which.
+        replica: ReplicaId,
+        /// Its incarnation.
+        epoch: ReplicaEpoch,
+    },
+    /// A replica is gone, with everything on it.
+    ReplicaDown {
+        /// Which.
+        replica: ReplicaId,
+        /// Its incarnation.
+        epoch: ReplicaEpoch,
+    },
+    /// A prepared policy set takes over with the next decision.
+    Policies(Generation),
+    /// Nothing new is admitted from now on. Queued and running work goes on until the driver cancels it.
+    Drain,
+    /// Time passed: see [`Gateway::next_wake`](super::Gateway::next_wake).
+    Tick,
+}
+
+/// The delivery axis of a request, apart from its compute axis.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeliveryEvent {
+    /// The first byte of the answer was written.
+    Streaming,
+    /// The connection is gone.
+    Disconnected,
+    /// The terminal event was written.
+    Acknowledged,
+}
+
+/// What the gateway must know of a replica before it may choose it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReplicaFacts {
+    /// Which.
+    pub replica: ReplicaId,
+    /// Its incarnation.
+    pub epoch: ReplicaEpoch,
+    /// 1 prefill, 2 decode, 3 both.
+    pub role_code: u8,
+    /// Pool size.
+    pub total_blocks: u32,
+    /// Most sequences in a step.
+    pub slots: u32,
+    /// Token budget of a step.
+    pub round_tokens: u32,
+    /// Longest sequence.
+    pub context_tokens_max: u32,
+    /// Declared relative speed.
+    pub speed_ppm: u64,
+    /// Distance: 0 process, 1 host, 2 zone, 3 region, 4 other.
+    pub zone_rank: u8,
+}
+
+/// What the driver must do. In order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum GatewayEffect {
+    /// Hand the message to the replica.
+    Send {
+        /// Whom.
+        replica: ReplicaId,
+        /// The incarnation that is meant; another one drops it.
+        epoch: ReplicaEpoch,
+        /// What.
+        message: ToReplica,
+    },
+    /// The request waits in its flow's queue.
+    Queued {
+        /// Which.
+        request: RequestId,
+        /// Output cap in force (lower than asked when degraded).
+        max_output_tokens: u32,
+        /// The policy lowered the cap.
+        degraded: bool,
+    },
+    /// The request was placed.
+    Dispatched {
+        /// Which.
+        request: RequestId,
+        /// Where.
+        replica: ReplicaId,
+        /// Incarnation.
+        epoch: ReplicaEpoch,
+        /// Which attempt.
+        attempt: u16,
+        /// Generation of the policy set that placed it.
+        generation: Generation,
+    },
+    /// Its end, exactly once for each request that arrived. The driver closes the client's stream.
+    Ended {
+        /// Which.
+        request: RequestId,
+        /// How.
+        outcome: Outcome,
+        /// What was used.
+        usage: Usage,
+        /// For refusals that may be retried: when. Milliseconds, 0 is none.
+        retry_after_ms: u32,
+    },
+    /// For metrics, logs and journals.
+    Event(GatewayEvent),
+}
+
+/// Things worth counting. Nothing here carries text, and nothing is needed to serve.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GatewayEvent {
+    /// An admission verdict: 0 admit, 1 defer, 2 degrade, 3 reject.
+    Admission {
+        /// See above.
+        verdict: u8,
+        /// [`Refusal::code`](penstock_base::Refusal::code) of a reject.
+        reason: u16,
+    },
+    /// A policy's answer was not used and the native default answered.
+    Fallback {
+        /// 0 admission, 1 routing, 2 fairness, 3 eviction, 4 overload.
+        decision: u8,
+        /// Reason code of `policy-api`.
+        reason: u8,
+    },
+    /// The stance in force changed.
+    Stance {
+        /// 0..=4.
+        level: u8,
+    },
+    /// A replica's credit was withheld for a request that keeps not fitting.
+    HeldCredit {
+        /// Whose credit.
+        replica: ReplicaId,
+    },
+    /// Nothing moved for longer than the watchdog allows although work waits and a replica is ready.
+    NoProgress,
+    /// Something moved again after [`GatewayEvent::NoProgress`].
+    ProgressResumed,
+    /// An input that named an old epoch, an unknown or ended request, or an illegal move. Counted, without effect.
+    Stale,
+    /// The driver's clock ran backwards.
+    ClockClamped,
+    /// A gap in a replica's cache events: its part of the prefix index is dropped until it is complete again.
+    CacheGap {
+        /// Whose.
+        replica: ReplicaId,
+    },
+}
+
+/// The effects of one step, in a buffer that is reused.
+pub type GatewayEffects = Vec<GatewayEffect>;
+
+/// How a gateway is set up. Limits are at or below those of [`penstock_base::limits`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GatewayConfig {
+    /// This incarnation.
+    pub epoch: GatewayEpoch,
+    /// Seed of everything that is random here.
+    pub run_seed: u64,
+    /// Tokens in a KV block.
+    pub block_size_tokens: u32,
+    /// KV bytes of one token.
+    pub kv_token_bytes: u64,
+    /// Gateways sharing the replicas.
+    pub gateways: u32,
+    /// Bound of the queue.
+    pub queue_requests_max: u32,
+    /// Bound of the queue in input tokens.
+    pub queue_tokens_max: u64,
+    /// Longest stay in the queue; then a typed timeout.
+    pub queue_wait_max: Duration,
+    /// Wait after which a request is served whatever the policy says.
+    pub starve: Duration,
+    /// Age of a load report from which it is stale.
+    pub stale_load: Duration,
+    /// Age of the prefix index from which it is stale.
+    pub stale_cache: Duration,
+    /// Time between two overload questions.
+    pub overload_tick: Duration,
+    /// Without any movement for this long while work waits: the watchdog speaks.
+    pub no_progress: Duration,
+    /// Length of a quota window.
+    pub quota_window: Duration,
+    /// Rows of one order call.
+    pub order_rows: usize,
+    /// Rows of one routing call.
+    pub routing_rows: usize,
+    /// Entries of the prefix index.
+    pub directory_keys_max: usize,
+    /// Attempts of one request over lost replicas, the first included.
+    pub attempts_max: u16,
+    /// Blocks kept for each class.
+    pub class_floor_blocks: [u64; ClassRank::COUNT],
+    /// First-token target of each class; [`Duration::MAX`] is none.
+    pub class_slo_ttft: [Duration; ClassRank::COUNT],
+    /// Classes that the product allows shedding.
+    pub class_sheddable: [bool; ClassRank::COUNT],
+    /// Capacity kept back.
+    pub reserves: Reserves,
+}
+
+/// Capacity that admission policies may keep back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reserves {
+    /// For the loss of a replica.
+    pub failover_blocks: u64,
+    /// For a roll-out.
+    pub deploy_blocks: u64,
+    /// For bursts of class 5 and up.
+    pub burst_blocks: u64,
+}
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        use penstock_base::limits;
+        Self {
+            epoch: GatewayEpoch(1),
+            run_seed: 0,
+            block_size_tokens: 16,
+            kv_token_bytes: 0,
+            gateways: 1,
+            queue_requests_max: 1_024,
+            queue_tokens_max: 4 << 20,
+            queue_wait_max: Duration::from_s(300),
+            starve: Duration::from_s(30),
+            stale_load: Duration::from_ms(500),
+            stale_cache: Duration::from_s(2),
+            overload_tick: Duration::from_ms(100),
+            no_progress: Duration::from_s(30),
+            quota_window: Duration::from_s(60),
+            order_rows: limits::ORDER_ROWS_DEFAULT,
+            routing_rows: limits::ROUTING_ROWS_DEFAULT,
+            directory_keys_max: 1 << 16,
+            attempts_max: 3,
+            class_floor_blocks: [0; ClassRank::COUNT],
+            class_slo_ttft: [Duration::MAX; ClassRank::COUNT],
+            class_sheddable: [true, true, true, false, false, false, false, false],
+            reserves: Reserves::default(),
+        }
+    }
+}
