@@ -83,7 +83,7 @@ impl Writer {
         self.bytes.extend_from_slice(&v.to_le_bytes());
     }
     /// A count or index, as eight bytes.
-    pub fn len(&mut self, v: usize) {
+    pub fn count(&mut self, v: usize) {
         self.u64(v as u64);
     }
     /// Bytes as they are, without a length.
@@ -92,12 +92,12 @@ impl Writer {
     }
     /// A length and the bytes.
     pub fn blob(&mut self, v: &[u8]) {
-        self.len(v.len());
+        self.count(v.len());
         self.raw(v);
     }
     /// A count and each item.
     pub fn list<T>(&mut self, items: impl ExactSizeIterator<Item = T>, mut each: impl FnMut(&mut Self, T)) {
-        self.len(items.len());
+        self.count(items.len());
         for item in items {
             each(self, item);
         }
@@ -170,17 +170,17 @@ impl<'a> Reader<'a> {
         Ok(i32::from_le_bytes(self.array()?))
     }
     /// A count of things of at least one byte each: more than the bytes that are left is refused before anything is allocated.
-    pub fn len(&mut self) -> Result<usize, DecodeError> {
+    pub fn count(&mut self) -> Result<usize, DecodeError> {
         let n = self.u64()?;
         if n > self.left.len() as u64 { Err(DecodeError::Truncated) } else { Ok(n as usize) }
     }
-    /// A plain number written by [`Writer::len`] that is not a count of what follows.
+    /// A plain number written by [`Writer::count`] that is not a count of what follows.
     pub fn index(&mut self) -> Result<usize, DecodeError> {
         usize::try_from(self.u64()?).map_err(|_| DecodeError::Invalid("index"))
     }
     /// A length and the bytes.
     pub fn blob(&mut self) -> Result<&'a [u8], DecodeError> {
-        let n = self.len()?;
+        let n = self.count()?;
         self.raw(n)
     }
     /// A count and each item.
@@ -188,7 +188,7 @@ impl<'a> Reader<'a> {
         &mut self,
         mut each: impl FnMut(&mut Self) -> Result<T, DecodeError>,
     ) -> Result<Vec<T>, DecodeError> {
-        let n = self.len()?;
+        let n = self.count()?;
         let mut out = Vec::with_capacity(n);
         for _ in 0..n {
             out.push(each(self)?);
