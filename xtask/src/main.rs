@@ -1,2 +1,84 @@
-//! Placeholder.
-fn main() {}
+//! The project's own automation: `cargo xtask serve` and `cargo xtask test` are the two commands of the README.
+
+mod demo_model;
+mod metrics_page;
+mod python;
+mod serve;
+mod signals;
+mod suites;
+mod tidy;
+
+/// Shared with the server, so that both look in the same place.
+#[path = "../../host/model/src/cache_dir.rs"]
+mod cache_dir;
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Build, serve and check Penstock")]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Fetch the demo model if it is not there, build the server, and serve.
+    ///
+    /// Arguments behind `--` go to `penstock serve`; try `cargo xtask serve -- --help`.
+    Serve {
+        /// For `penstock serve`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Run every check: format, lints, tidy, unit, simulation, model, end to end. Ends with one line of counts.
+    Test {
+        /// The inner loop: no end-to-end suites, fewer simulation seeds.
+        #[arg(long)]
+        quick: bool,
+        /// Only suites whose name contains this.
+        #[arg(long)]
+        only: Option<String>,
+    },
+    /// Fetch the demo model into the user's cache and print its path.
+    Model,
+    /// Check that the house is as the map says: arrows between crates, files against docs/architecture.md, generated pages.
+    Tidy,
+    /// Write the files generated from wit/signals.toml.
+    Signals {
+        /// Only fail when one differs.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Write docs/metrics.md from the table in the engine.
+    Metrics {
+        /// Only fail when it differs.
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+fn main() -> Result<()> {
+    match Args::parse().task {
+        Task::Serve { args } => serve::serve(&args),
+        Task::Test { quick, only } => suites::run(quick, only.as_deref()),
+        Task::Model => demo_model::ensure().map(|path| println!("{}", path.display())),
+        Task::Tidy => tidy::run(),
+        Task::Signals { check } => signals::generate(check),
+        Task::Metrics { check } => metrics_page::generate(check),
+    }
+}
+
+/// Where cargo puts what it builds.
+fn target(root: &std::path::Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+/// The repository this was built from.
+fn root() -> Result<PathBuf> {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.parent().map(PathBuf::from).context("xtask lies in the repository")
+}

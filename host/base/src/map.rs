@@ -3,6 +3,8 @@
 //! Iteration order of a hash map depends on its history, so a machine restored from a snapshot would differ from the one that was
 //! saved. Whoever needs an order keeps one (a list, a heap, a slab) and uses these only to look up.
 
+#![allow(clippy::disallowed_types, reason = "this is the one wrapper around the map that is banned elsewhere")]
+
 use core::hash::{BuildHasher, Hash, Hasher};
 
 /// A hash that is the same everywhere: FxHash's multiply and rotate over 64-bit words with a final mix.

@@ -1,0 +1,22 @@
+//! Where models live on this machine, and what the demo model is called. One file, also compiled into the build tasks that fetch it.
+
+use std::path::PathBuf;
+
+/// File name of the demo model.
+pub const DEMO_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+
+/// Folder of downloaded models: `PENSTOCK_CACHE`, else `XDG_CACHE_HOME/penstock`, else `~/.cache/penstock`; below it `models`.
+///
+/// None when no home is known.
+pub fn models_dir() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("PENSTOCK_CACHE")
+        .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("penstock")))
+        .or_else(|| set("HOME").map(|dir| dir.join(".cache/penstock")))
+        .map(|dir| dir.join("models"))
+}
+
+/// Where the demo model is, or would be.
+pub fn demo_path() -> Option<PathBuf> {
+    models_dir().map(|dir| dir.join(DEMO_FILE))
+}

@@ -1,0 +1,71 @@
+//! Suites that cargo's own test runner runs.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{Counts, Setting, cargo};
+use crate::{serve, target};
+
+/// Seeds of the simulator in the whole run, and in the inner loop (which runs them inside `unit`).
+const SEEDS: &str = "1000";
+const SEEDS_QUICK: &str = "60";
+
+/// Everything in the workspace, documentation examples included.
+pub fn unit(setting: &Setting) -> Result<Counts> {
+    let mut command = cargo(&setting.root, &["test", "--workspace", "--no-fail-fast", "--profile", serve::PROFILE]);
+    command.args(["--", "--show-output"]).env("PENSTOCK_SIM_SEEDS", SEEDS_QUICK);
+    run(setting, "unit", command)
+}
+
+/// The simulator's seeds at both overlap depths.
+pub fn simulation(setting: &Setting) -> Result<Counts> {
+    let mut command = cargo(&setting.root, &["test", "--package", "penstock-sim", "--profile", serve::PROFILE]);
+    command.args(["--test", "seeds", "--", "--show-output"]).env("PENSTOCK_SIM_SEEDS", SEEDS);
+    run(setting, "simulation", command)
+}
+
+/// Runs one `cargo test`, shows what a reader wants to see, and keeps the rest in a log.
+fn run(setting: &Setting, name: &str, mut command: Command) -> Result<Counts> {
+    if let Some(model) = &setting.model {
+        command.env("PENSTOCK_DEMO_MODEL", model);
+    }
+    let logs = target(&setting.root).join("test-logs");
+    fs::create_dir_all(&logs)?;
+    let log_path = logs.join(format!("{name}.log"));
+    let mut log = fs::File::create(&log_path)?;
+    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("run {command:?}"))?;
+    let output = BufReader::new(child.stdout.take().context("stdout is piped")?);
+    let mut counts = Counts::default();
+    let mut tail = Vec::new();
+    for line in output.split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        writeln!(log, "{line}")?;
+        if let Some(result) = Counts::from_libtest(&line) {
+            counts.add(result);
+            println!("{line}");
+        } else if line.contains("SKIPPED") {
+            counts.skipped += 1;
+            println!("{line}");
+        } else if line.contains("FAILED") || line.contains("panicked at") || line.starts_with("figure:") {
+            println!("{line}");
+        }
+        tail.push(line);
+        if tail.len() > 4_000 {
+            tail.drain(..2_000);
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        if let Some(from) = tail.iter().position(|line| line == "failures:") {
+            tail.iter().skip(from).take(400).for_each(|line| println!("{line}"));
+        }
+        println!("whole log: {}", log_path.display());
+        if counts.failed == 0 {
+            bail!("{command:?}: {status}");
+        }
+    }
+    Ok(counts)
+}

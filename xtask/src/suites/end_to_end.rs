@@ -1,0 +1,48 @@
+//! The end-to-end suite: the built server, the real model, the official client.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{Counts, Setting, skipped};
+use crate::{python, serve, target};
+
+const DIR: &str = "tests/e2e";
+
+/// Builds the server, makes the Python environment, runs the folder.
+pub fn run(setting: &Setting) -> Result<Counts> {
+    let Some(model) = &setting.model else {
+        return skipped("end-to-end: the demo model could not be had");
+    };
+    serve::build(&setting.root)?;
+    let dir = setting.root.join(DIR);
+    let python = match python::environment(&setting.root, &dir.join("requirements.txt")) {
+        Ok(python) => python,
+        Err(fault) => return skipped(&format!("end-to-end: {fault:#}")),
+    };
+    let mut command = Command::new(python);
+    command
+        .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--color=no"])
+        .arg(&dir)
+        .current_dir(&setting.root)
+        .env("PENSTOCK_BIN", target(&setting.root).join(serve::PROFILE).join("penstock"))
+        .env("PENSTOCK_DEMO_MODEL", model)
+        .env("PYTHONUNBUFFERED", "1")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("PENSTOCK_TEST_QUICK", if setting.quick { "1" } else { "" })
+        .stdout(Stdio::piped());
+    let mut child = command.spawn().context("run pytest")?;
+    let output = BufReader::new(child.stdout.take().context("stdout is piped")?);
+    let mut counts = None;
+    for line in output.lines() {
+        let line = line?;
+        println!("{line}");
+        counts = Counts::from_pytest(&line).or(counts);
+    }
+    let status = child.wait()?;
+    match counts {
+        Some(counts) if status.success() || counts.failed > 0 => Ok(counts),
+        _ => bail!("pytest ended with {status} and no counts"),
+    }
+}
