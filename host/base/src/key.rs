@@ -14,6 +14,13 @@ impl BlockKey {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
+
+    /// Reads sixteen bytes.
+    pub fn decode(from: &mut crate::codec::Reader<'_>) -> Result<Self, crate::codec::DecodeError> {
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(from.raw(16)?);
+        Ok(Self(bytes))
+    }
 }
 
 impl fmt::Debug for BlockKey {

@@ -2,6 +2,8 @@
 
 use alloc::boxed::Box;
 
+use crate::codec::{DecodeError, Reader, Writer};
+use crate::limits::SEQUENCES_MAX;
 use crate::{BlockKey, ClassRank, Duration, FlowId, Instant, Priority, RequestId, SessionId, TenantId, TrustGroup};
 
 /// One normalised request. Made once at the edge, shared by reference, never changed.
@@ -56,6 +58,71 @@ impl Manifest {
     pub fn blocks_for(tokens: u64, block_size_tokens: u32) -> u64 {
         tokens.div_ceil(u64::from(block_size_tokens.max(1)))
     }
+
+    /// Blocks that all sequences of a request need for `input` prompt and `output` output tokens each, nothing found in a cache.
+    ///
+    /// Gateway and replica both count with this, so that a credit that covers it is honoured. Full blocks before the last prompt token
+    /// are shared; from the block of the last prompt token on, every sequence has its own (it computes that token itself).
+    pub fn need_blocks(input: u32, output: u32, sequences: u16, block_size_tokens: u32) -> u64 {
+        let total = Self::blocks_for(u64::from(input) + u64::from(output), block_size_tokens);
+        let shared = u64::from(input.saturating_sub(1) / block_size_tokens.max(1));
+        shared + u64::from(sequences.max(1)) * (total - shared)
+    }
+
+    /// Writes it for a snapshot or a journal.
+    pub fn encode(&self, out: &mut Writer) {
+        out.u64(self.request.0);
+        out.u64(self.tenant.0);
+        out.u64(self.flow.0);
+        out.u64(self.session.0);
+        out.u64(self.trust.0);
+        out.u8(self.class.get());
+        out.i32(self.priority.0);
+        out.u16(self.sequences);
+        out.u32(self.input_tokens);
+        out.u32(self.max_output_tokens);
+        out.u64(self.arrived.0);
+        out.u64(self.deadline.0);
+        out.u64(self.slo_ttft.0);
+        out.u64(self.slo_tpot.0);
+        out.u32(self.traits.0);
+        out.list(self.keys.iter(), |w, key| w.raw(&key.0));
+        out.u64(self.prefix_key);
+        out.u8(self.retention);
+        out.bool(self.retry);
+        self.terms.encode(out);
+    }
+
+    /// Reads what [`Self::encode`] wrote. Values outside their ranges are refused.
+    pub fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let manifest = Self {
+            request: RequestId(from.u64()?),
+            tenant: TenantId(from.u64()?),
+            flow: FlowId(from.u64()?),
+            session: SessionId(from.u64()?),
+            trust: TrustGroup(from.u64()?),
+            class: ClassRank::new(from.u8()?).ok_or(DecodeError::Invalid("class"))?,
+            priority: Priority(from.i32()?),
+            sequences: from.u16()?,
+            input_tokens: from.u32()?,
+            max_output_tokens: from.u32()?,
+            arrived: Instant(from.u64()?),
+            deadline: Instant(from.u64()?),
+            slo_ttft: Duration(from.u64()?),
+            slo_tpot: Duration(from.u64()?),
+            traits: Traits(from.u32()?),
+            keys: from.list(BlockKey::decode)?.into_boxed_slice(),
+            prefix_key: from.u64()?,
+            retention: from.u8()?,
+            retry: from.bool()?,
+            terms: TenantTerms::decode(from)?,
+        };
+        let sane = (1..=SEQUENCES_MAX).contains(&manifest.sequences)
+            && manifest.input_tokens > 0
+            && manifest.max_output_tokens > 0
+            && manifest.retention <= 100;
+        if sane { Ok(manifest) } else { Err(DecodeError::Invalid("manifest")) }
+    }
 }
 
 /// What a tenant may use. Derived from the key file at the edge; the ledger enforces it.
@@ -77,6 +144,34 @@ pub struct TenantTerms {
     pub burst_tokens: u64,
     /// Most blocks of a replica's prefix cache it may hold; [`u64::MAX`] is none.
     pub cache_blocks_max: u64,
+}
+
+impl TenantTerms {
+    /// Writes them for a snapshot or a journal.
+    pub fn encode(&self, out: &mut Writer) {
+        out.u64(self.weight_ppm);
+        out.u32(self.requests_max);
+        out.u64(self.window_tokens_max);
+        out.u64(self.guaranteed_tokens);
+        out.u64(self.borrow_tokens_max);
+        out.u64(self.rate_tokens_per_sec);
+        out.u64(self.burst_tokens);
+        out.u64(self.cache_blocks_max);
+    }
+
+    /// Reads what [`Self::encode`] wrote.
+    pub fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(Self {
+            weight_ppm: from.u64()?,
+            requests_max: from.u32()?,
+            window_tokens_max: from.u64()?,
+            guaranteed_tokens: from.u64()?,
+            borrow_tokens_max: from.u64()?,
+            rate_tokens_per_sec: from.u64()?,
+            burst_tokens: from.u64()?,
+            cache_blocks_max: from.u64()?,
+        })
+    }
 }
 
 impl Default for TenantTerms {
@@ -122,5 +217,57 @@ impl Traits {
     /// Both sets of bits.
     pub fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shared_prompt_is_counted_once() {
+        // Blocks of 4. One sequence: 10 + 6 tokens are 4 blocks.
+        assert_eq!(Manifest::need_blocks(10, 6, 1, 4), 4);
+        // Three: tokens 0..8 lie in 2 shared blocks; each sequence has the block of token 9 and one more: 2 + 3 * 2.
+        assert_eq!(Manifest::need_blocks(10, 6, 3, 4), 8);
+        // The last prompt token opens a block of its own (position 8): nothing of it is shared, 2 + 2 * 1.
+        assert_eq!(Manifest::need_blocks(9, 3, 2, 4), 4);
+        // The last prompt token fills its block (position 7): one shared block, 1 + 2 * 2.
+        assert_eq!(Manifest::need_blocks(8, 3, 2, 4), 5);
+        assert_eq!(Manifest::need_blocks(u32::MAX, u32::MAX, 8, 16), 268_435_455 + 8 * (536_870_912 - 268_435_455));
+    }
+
+    #[test]
+    fn reads_back_and_refuses_values_out_of_range() {
+        let manifest = Manifest {
+            request: RequestId(7),
+            tenant: TenantId(1),
+            flow: FlowId(2),
+            session: SessionId(3),
+            trust: TrustGroup(4),
+            class: ClassRank::clamped(5),
+            priority: Priority(-6),
+            sequences: 8,
+            input_tokens: 40,
+            max_output_tokens: 9,
+            arrived: Instant(10),
+            deadline: Instant::NEVER,
+            slo_ttft: Duration::MAX,
+            slo_tpot: Duration(11),
+            traits: Traits::STREAMING.with(Traits::NO_STORE),
+            keys: Box::new([BlockKey([1; 16]), BlockKey([2; 16])]),
+            prefix_key: 12,
+            retention: 50,
+            retry: true,
+            terms: TenantTerms::default(),
+        };
+        let mut out = Writer::new();
+        manifest.encode(&mut out);
+        let mut from = Reader::new(out.bytes());
+        assert_eq!(Manifest::decode(&mut from).as_ref(), Ok(&manifest));
+        assert_eq!(from.finish(), Ok(()));
+        out.clear();
+        Manifest { sequences: 9, ..manifest }.encode(&mut out);
+        assert_eq!(Manifest::decode(&mut Reader::new(out.bytes())), Err(DecodeError::Invalid("manifest")));
     }
 }
