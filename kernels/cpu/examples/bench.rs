@@ -1,0 +1,160 @@
+//! Figures of the kernels on this machine: each tier's rate, and its ratio to the scalar tier measured in the same run.
+//!
+//! `cargo run --profile ci -p penstock-kernels-cpu --example bench -- [threads]`. Shapes are those of SmolLM2-135M. The best of several
+//! repetitions is shown; on a busy machine only the ratios of neighbouring lines mean much.
+
+use std::time::Instant;
+
+use penstock_kernels_cpu::activation::Activations;
+use penstock_kernels_cpu::{
+    AttentionPlan, AttentionRun, HeadRows, KvPool, KvShape, MemoryBudget, PackedMatrix, Part, SourceFormat, Store,
+    ThreadPool, Tier, attend, logits, multiply,
+};
+
+fn best_seconds(repeats: usize, mut f: impl FnMut()) -> f64 {
+    (0..repeats)
+        .map(|_| {
+            let start = Instant::now();
+            f();
+            start.elapsed().as_secs_f64()
+        })
+        .fold(f64::INFINITY, f64::min)
+}
+
+fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 40) as f32) / 8_388_608.0 - 1.0
+        })
+        .collect()
+}
+
+fn bytes(len: usize) -> Vec<u8> {
+    // 0x2a as the high byte of every half keeps scales finite and small.
+    vec![0x2a; len]
+}
+
+/// The linear layers of one decoder layer, several copies, so that weights stream from memory as in a real pass.
+fn linear_layers(pool: &ThreadPool, tiers: &[Tier]) {
+    let budget = MemoryBudget::new(1 << 30);
+    let shapes = [(960, 576), (576, 576), (3072, 576), (576, 1536)];
+    let pack = |format: SourceFormat, n: usize, k: usize| {
+        PackedMatrix::pack(&budget, &bytes(n * (k / 32) * format.block_bytes()), format, n, k).expect("packs")
+    };
+    for format in [SourceFormat::Q4_1, SourceFormat::Q4_0, SourceFormat::Q8_0] {
+        let layers: Vec<Vec<PackedMatrix>> =
+            (0..8).map(|_| shapes.iter().map(|&(n, k)| pack(format, n, k)).collect()).collect();
+        for rows in [1, 4, 16, 128, 512] {
+            let mut out = vec![0f32; rows * 3072];
+            let mut scalar = None;
+            for &tier in tiers {
+                if tier == Tier::Scalar && rows > 16 {
+                    continue;
+                }
+                let mut session = pool.enter();
+                let inputs: Vec<Activations> = shapes
+                    .iter()
+                    .map(|&(_, k)| {
+                        let mut a = Activations::new();
+                        a.quantise(&mut session, tier, &mut noise(rows * k, 1), k).expect("quantises");
+                        a
+                    })
+                    .collect();
+                let seconds = best_seconds(if tier == Tier::Scalar { 1 } else { 5 }, || {
+                    for layer in &layers {
+                        for (matrix, input) in layer.iter().zip(&inputs) {
+                            let parts = [Part { matrix, column: 0 }];
+                            multiply(&mut session, tier, input, &parts, Store::Replace, &mut out, matrix.n())
+                                .expect("multiplies");
+                        }
+                    }
+                });
+                let operations = 2.0 * 8.0 * (rows * shapes.iter().map(|(n, k)| n * k).sum::<usize>()) as f64;
+                let rate = operations / seconds / 1e9;
+                if tier == Tier::Scalar {
+                    scalar = Some(rate);
+                }
+                let ratio = scalar.map_or(String::from("-"), |s| format!("{:.1}", rate / s));
+                println!("linear {format:?} rows {rows:4} {:12} {rate:8.1} GOP/s   x scalar {ratio}", tier.name());
+            }
+        }
+    }
+}
+
+fn head(pool: &ThreadPool, tiers: &[Tier]) {
+    let budget = MemoryBudget::new(1 << 30);
+    let (n, k) = (49152, 576);
+    let matrix = PackedMatrix::pack(&budget, &bytes(n * (k / 32) * 34), SourceFormat::Q8_0, n, k).expect("packs");
+    for rows in [1, 16] {
+        let mut out = vec![0f32; rows * n];
+        for &tier in tiers.iter().filter(|&&tier| tier != Tier::Scalar) {
+            let mut session = pool.enter();
+            let mut input = Activations::new();
+            input.quantise(&mut session, tier, &mut noise(rows * k, 1), k).expect("quantises");
+            let parts = [Part { matrix: &matrix, column: 0 }];
+            let seconds = best_seconds(5, || {
+                multiply(&mut session, tier, &input, &parts, Store::Replace, &mut out, n).expect("multiplies");
+            });
+            let gigabytes = matrix.bytes() as f64 / seconds / 1e9;
+            println!("head rows {rows:2} {:12} {:.2} ms  {gigabytes:.1} GB/s of weights", tier.name(), seconds * 1e3);
+            let seconds = best_seconds(5, || {
+                for row in out.chunks(n) {
+                    assert!(logits::argmax(tier, row).is_some());
+                }
+            });
+            println!("argmax rows {rows:2} {:12} {:.3} ms", tier.name(), seconds * 1e3);
+        }
+    }
+}
+
+fn attention(pool: &ThreadPool, tiers: &[Tier]) {
+    let budget = MemoryBudget::new(2 << 30);
+    let shape = KvShape { layers: 4, kv_heads: 3, head_dim: 64, block_tokens: 16, blocks: 2048 };
+    let mut kv = KvPool::new(&budget, shape).expect("fits");
+    for block in 0..2048 {
+        kv.block_mut(block).fill(0x3c);
+    }
+    for (name, sequences, rows, context) in
+        [("decode", 16, 1, 127), ("decode", 16, 1, 1023), ("decode", 1, 1, 1023), ("prefill", 1, 512, 0)]
+    {
+        let total = sequences * rows;
+        let queries = noise(total * 576, 3);
+        let mut out = vec![0f32; total * 576];
+        let blocks = (context + rows).div_ceil(16);
+        let tables: Vec<Vec<u32>> =
+            (0..sequences).map(|s| (0..blocks).map(|b| (b * sequences + s) as u32).collect()).collect();
+        for &tier in tiers.iter().filter(|&&tier| tier != Tier::Scalar) {
+            let mut plan = AttentionPlan::new();
+            let runs =
+                tables.iter().enumerate().map(|(s, table)| AttentionRun { first_row: s * rows, rows, context, table });
+            plan.set(&kv, 9, tier, runs);
+            let mut session = pool.enter();
+            let seconds = best_seconds(5, || {
+                for layer in 0..4 {
+                    let from = HeadRows { data: queries.as_slice(), stride: 576, column: 0 };
+                    let to = HeadRows { data: out.as_mut_slice(), stride: 576, column: 0 };
+                    attend(&mut session, &plan, &kv, layer, 0.125, from, to).expect("attends");
+                }
+            }) / 4.0;
+            let seen = (sequences * (0..rows).map(|r| context + r + 1).sum::<usize>()) as f64;
+            let rate = seen * 9.0 * 64.0 * 4.0 / seconds / 1e9;
+            println!(
+                "attention {name:8} {sequences:2} x {rows:3} rows after {context:4} {:12} {:8.3} ms a layer  {rate:6.1} GFLOP/s",
+                tier.name(),
+                seconds * 1e3
+            );
+        }
+    }
+}
+
+fn main() {
+    let threads = std::env::args().nth(1).and_then(|t| t.parse().ok()).unwrap_or(1);
+    let tiers: Vec<Tier> = Tier::ALL.into_iter().filter(|tier| tier.is_supported()).collect();
+    println!("threads {threads}, best tier {}", Tier::detect());
+    let pool = ThreadPool::new(threads).expect("starts");
+    linear_layers(&pool, &tiers);
+    head(&pool, &tiers);
+    attention(&pool, &tiers);
+}

@@ -1,0 +1,270 @@
+//! Activations on their way into a matrix product: int8 per block of 32, in panels of rows.
+//!
+//! # Numbers
+//! Per row and block: scale = largest magnitude / 127, q = the nearest integer to x * (127 / largest magnitude), ties to even. A block
+//! whose magnitudes stay below 1e-30 is all zero. Only the row's own values enter, so a row's bits do not depend on its neighbours.
+//!
+//! # Layout
+//! Rows are grouped in panels of eight; what is left over at the end forms panels of four, two and one. Inside a panel of R rows, the
+//! four-byte group of row r at k = 4 g is at (g R + r) * 4, so that the product reads one stream with constant offsets. Scales and sums of
+//! a block lie at block * R + r.
+
+use crate::lanes::{LANES, Lanes, kernel};
+use crate::norm::rms_norm_row;
+use crate::pointwise::swiglu_row;
+use crate::pool::{Session, SharedMut, TaskPanicked};
+use crate::tier::Tier;
+use crate::weights::BLOCK;
+
+/// Rows of a full panel.
+pub(crate) const PANEL_ROWS: usize = 8;
+
+/// Magnitudes below this count as zero: the inverse scale stays far from overflow.
+const TINY: f32 = 1e-30;
+
+/// Quantised rows, ready for a product. Keeps its memory between uses.
+#[derive(Debug, Default)]
+pub struct Activations {
+    rows: usize,
+    k: usize,
+    /// Quants, in panels.
+    pub(crate) quants: Vec<i8>,
+    /// Scale of each row and block.
+    pub(crate) scales: Vec<f32>,
+    /// Scale * sum of quants, which meets the minimum of Q4_1 weights.
+    pub(crate) scaled_sums: Vec<f32>,
+    /// Sum of quants, which meets the offset of Q4_0 and Q8_0 weights.
+    pub(crate) sums: Vec<i32>,
+}
+
+/// A group of rows that share a panel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Panel {
+    /// First row.
+    pub(crate) first: usize,
+    /// Rows: 8, 4, 2 or 1.
+    pub(crate) rows: usize,
+}
+
+/// Panels of `rows` rows.
+pub(crate) fn panel_count(rows: usize) -> usize {
+    rows / PANEL_ROWS + (rows % PANEL_ROWS).count_ones() as usize
+}
+
+/// Panel `index` of `rows` rows.
+pub(crate) fn panel(rows: usize, index: usize) -> Panel {
+    let full = rows / PANEL_ROWS;
+    if index < full {
+        return Panel { first: index * PANEL_ROWS, rows: PANEL_ROWS };
+    }
+    let mut first = full * PANEL_ROWS;
+    let mut left = index - full;
+    let mut size = PANEL_ROWS / 2;
+    loop {
+        if (rows % PANEL_ROWS) & size != 0 {
+            if left == 0 {
+                return Panel { first, rows: size };
+            }
+            left -= 1;
+            first += size;
+        }
+        size /= 2;
+    }
+}
+
+impl Activations {
+    /// An empty set.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Rows held.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Values per row.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    fn resize(&mut self, rows: usize, k: usize) {
+        assert!(k > 0 && k.is_multiple_of(BLOCK), "k = {k} must be a positive multiple of {BLOCK}");
+        let blocks = rows * (k / BLOCK);
+        self.rows = rows;
+        self.k = k;
+        self.quants.resize(rows * k, 0);
+        self.scales.resize(blocks, 0.0);
+        self.scaled_sums.resize(blocks, 0.0);
+        self.sums.resize(blocks, 0);
+    }
+
+    /// Fills from rows of `k` values made by `produce(row, scratch_row)`; `scratch` holds one row of `k` values for each row.
+    fn fill(
+        &mut self,
+        session: &mut Session<'_>,
+        tier: Tier,
+        scratch: &mut [f32],
+        k: usize,
+        produce: impl Fn(usize, &mut [f32]) + Sync,
+    ) -> Result<(), TaskPanicked> {
+        assert!(tier.is_supported(), "tier {tier} is not supported here");
+        assert!(scratch.len().is_multiple_of(k), "scratch must be whole rows");
+        let rows = scratch.len() / k;
+        self.resize(rows, k);
+        let scratch = SharedMut(scratch.as_mut_ptr());
+        let quants = SharedMut(self.quants.as_mut_ptr());
+        let scales = SharedMut(self.scales.as_mut_ptr());
+        let scaled_sums = SharedMut(self.scaled_sums.as_mut_ptr());
+        let sums = SharedMut(self.sums.as_mut_ptr());
+        let work = |index: usize| {
+            let panel = panel(rows, index);
+            let (at, block_at) = (panel.first * k, panel.first * (k / BLOCK));
+            for r in 0..panel.rows {
+                let row = panel.first + r;
+                // SAFETY: panels are disjoint ranges of rows and each is one task, so this task alone touches these rows of the scratch
+                // and these entries of the outputs; `resize` made room for all of them. The tier was checked above.
+                unsafe {
+                    let values = std::slice::from_raw_parts_mut(scratch.get().add(row * k), k);
+                    produce(row, values);
+                    let to = PanelRow {
+                        quants: quants.get().add(at + r * 4),
+                        scales: scales.get().add(block_at + r),
+                        scaled_sums: scaled_sums.get().add(block_at + r),
+                        sums: sums.get().add(block_at + r),
+                        rows: panel.rows,
+                    };
+                    quantise_row(tier, values.as_ptr(), k, to);
+                }
+            }
+        };
+        session.run_if_large(panel_count(rows), rows * k, work)
+    }
+
+    /// Quantises rows of `k` values.
+    ///
+    /// # Errors
+    /// [`TaskPanicked`] when a task panicked.
+    ///
+    /// # Panics
+    /// When `x` is not whole rows, `k` is no positive multiple of 32, or the tier is not supported.
+    pub fn quantise(
+        &mut self,
+        session: &mut Session<'_>,
+        tier: Tier,
+        x: &mut [f32],
+        k: usize,
+    ) -> Result<(), TaskPanicked> {
+        self.fill(session, tier, x, k, |_, _| {})
+    }
+
+    /// Quantises the RMS norm of each row of `x`; the normalised rows are left in `scratch`.
+    ///
+    /// # Errors
+    /// [`TaskPanicked`] when a task panicked.
+    ///
+    /// # Panics
+    /// When `x` and `scratch` differ in length or are not whole rows of `weight`'s length, or the tier is not supported.
+    pub fn norm_quantise(
+        &mut self,
+        session: &mut Session<'_>,
+        tier: Tier,
+        x: &[f32],
+        weight: &[f32],
+        epsilon: f32,
+        scratch: &mut [f32],
+    ) -> Result<(), TaskPanicked> {
+        assert_eq!(x.len(), scratch.len(), "scratch must match x");
+        let k = weight.len();
+        self.fill(session, tier, scratch, k, |row, out| {
+            let x = &x[row * k..][..k];
+            // SAFETY: `fill` checked the tier; the three ranges are `k` long.
+            unsafe { rms_norm_row(tier, x.as_ptr(), weight.as_ptr(), epsilon, out.as_mut_ptr(), k) }
+        })
+    }
+
+    /// Quantises `silu(gate) * up`, where each row of `gate_up` holds `k` gates and then `k` ups; the products are left in `scratch`.
+    ///
+    /// # Errors
+    /// [`TaskPanicked`] when a task panicked.
+    ///
+    /// # Panics
+    /// When `gate_up` is not twice as long as `scratch`, either is not whole rows, or the tier is not supported.
+    pub fn swiglu_quantise(
+        &mut self,
+        session: &mut Session<'_>,
+        tier: Tier,
+        gate_up: &[f32],
+        k: usize,
+        scratch: &mut [f32],
+    ) -> Result<(), TaskPanicked> {
+        assert_eq!(gate_up.len(), 2 * scratch.len(), "gate and up must match the scratch");
+        self.fill(session, tier, scratch, k, |row, out| {
+            let (gate, up) = gate_up[row * 2 * k..][..2 * k].split_at(k);
+            // SAFETY: `fill` checked the tier; the three ranges are `k` long, a multiple of 32.
+            unsafe { swiglu_row(tier, gate.as_ptr(), up.as_ptr(), out.as_mut_ptr(), k) }
+        })
+    }
+}
+
+/// Where one row of a panel goes.
+#[derive(Clone, Copy)]
+struct PanelRow {
+    quants: *mut i8,
+    scales: *mut f32,
+    scaled_sums: *mut f32,
+    sums: *mut i32,
+    /// Rows of the panel: the distance between two groups of this row.
+    rows: usize,
+}
+
+kernel!(
+    /// Quantises one row into its panel.
+    fn quantise_row(x: *const f32, k: usize, to: PanelRow) = quantise_row_body
+);
+
+#[inline(always)]
+unsafe fn quantise_row_body<L: Lanes>(x: *const f32, k: usize, to: PanelRow) {
+    // SAFETY: the caller vouches for `k` values at `x`, for the panel's room, and for the tier.
+    unsafe {
+        for block in 0..k / BLOCK {
+            let (a, b) = (L::load(x.add(block * BLOCK)), L::load(x.add(block * BLOCK + LANES)));
+            let largest = L::reduce_max(L::max(L::abs(a), L::abs(b)));
+            let (scale, inverse) = if largest > TINY { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) };
+            let inverse = L::splat(inverse);
+            let (qa, qb) = (L::round(L::mul(a, inverse)), L::round(L::mul(b, inverse)));
+            let sum = L::reduce_sum_int(L::add_int(qa, qb));
+            let mut quants = [0i8; BLOCK];
+            L::store_i8(quants.as_mut_ptr(), qa);
+            L::store_i8(quants.as_mut_ptr().add(LANES), qb);
+            let groups = quants.as_ptr().cast::<[u8; 4]>();
+            let out = to.quants.cast::<[u8; 4]>();
+            for group in 0..BLOCK / 4 {
+                // `to.quants` already points at this row's place in a group.
+                out.add((block * (BLOCK / 4) + group) * to.rows).write(groups.add(group).read());
+            }
+            to.scales.add(block * to.rows).write(scale);
+            to.scaled_sums.add(block * to.rows).write(scale * sum as f32);
+            to.sums.add(block * to.rows).write(sum);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panels_cover_the_rows_in_order() {
+        for rows in 0..70 {
+            let mut next = 0;
+            for index in 0..panel_count(rows) {
+                let panel = panel(rows, index);
+                assert_eq!(panel.first, next);
+                assert!([1, 2, 4, 8].contains(&panel.rows));
+                next += panel.rows;
+            }
+            assert_eq!(next, rows);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Sixteen lanes in two 256-bit registers; integer products by multiply-add of bytes.
+
+use std::arch::x86_64::*;
+
+use super::Lanes;
+
+/// AVX2, FMA and F16C.
+pub(crate) struct Avx2;
+
+/// Two registers: lanes 0..8 and 8..16.
+#[derive(Clone, Copy)]
+pub(crate) struct Pair<T>(T, T);
+
+impl Lanes for Avx2 {
+    type F = Pair<__m256>;
+    type I = Pair<__m256i>;
+    type W = Pair<__m256i>;
+    /// Sixteen-bit sums of products of neighbours: a whole 32-block reaches 8 * 2 * 15 * 127 = 30,480, which fits.
+    type N = Pair<__m256i>;
+
+    const GEMM_ROWS: usize = 4;
+    const QUERY_ROWS: usize = 3;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::F {
+        // SAFETY: the features are present and sixteen f32 are readable, by the trait's contract.
+        unsafe { Pair(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: Self::F) {
+        // SAFETY: the features are present and sixteen f32 are writable, by the trait's contract.
+        unsafe {
+            _mm256_storeu_ps(p, x.0);
+            _mm256_storeu_ps(p.add(8), x.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self::F {
+        // SAFETY: the features are present and sixteen halves are readable, by the trait's contract.
+        unsafe { Pair(_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F) {
+        // SAFETY: the features are present and sixteen pairs are readable, by the trait's contract.
+        unsafe {
+            let (a, b) = (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(16).cast()));
+            let high = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            (
+                Pair(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(a)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(b))),
+                Pair(_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high))),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1)) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_sub_ps(a.0, b.0), _mm256_sub_ps(a.1, b.1)) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_mul_ps(a.0, b.0), _mm256_mul_ps(a.1, b.1)) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_div_ps(a.0, b.0), _mm256_div_ps(a.1, b.1)) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_fmadd_ps(a.0, b.0, c.0), _mm256_fmadd_ps(a.1, b.1, c.1)) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_max_ps(a.0, b.0), _mm256_max_ps(a.1, b.1)) }
+    }
+    #[inline(always)]
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_min_ps(a.0, b.0), _mm256_min_ps(a.1, b.1)) }
+    }
+    #[inline(always)]
+    unsafe fn abs(a: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let sign = _mm256_set1_ps(-0.0);
+            Pair(_mm256_andnot_ps(sign, a.0), _mm256_andnot_ps(sign, a.1))
+        }
+    }
+    #[inline(always)]
+    unsafe fn swap_pairs(a: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_permute_ps::<0b10_11_00_01>(a.0), _mm256_permute_ps::<0b10_11_00_01>(a.1)) }
+    }
+    #[inline(always)]
+    unsafe fn first(n: usize, a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let n = _mm256_set1_epi32(n as i32);
+            let low = _mm256_cmpgt_epi32(n, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+            let high = _mm256_cmpgt_epi32(n, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15));
+            Pair(
+                _mm256_blendv_ps(b.0, a.0, _mm256_castsi256_ps(low)),
+                _mm256_blendv_ps(b.1, a.1, _mm256_castsi256_ps(high)),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_int(x: i32) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_set1_epi32(x), _mm256_set1_epi32(x)) }
+    }
+    #[inline(always)]
+    unsafe fn round(x: Self::F) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_cvtps_epi32(x.0), _mm256_cvtps_epi32(x.1)) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(x: Self::I) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_cvtepi32_ps(x.0), _mm256_cvtepi32_ps(x.1)) }
+    }
+    #[inline(always)]
+    unsafe fn pow2(n: Self::I) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let bias = _mm256_set1_epi32(127);
+            Pair(
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n.0, bias))),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n.1, bias))),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, x: Self::I) {
+        let mut wide = [0i32; 16];
+        // SAFETY: the features are present, the array holds sixteen i32, and sixteen bytes are writable, by the trait's contract.
+        unsafe {
+            Self::store_int(wide.as_mut_ptr(), x);
+            p.cast::<[i8; 16]>().write_unaligned(wide.map(|x| x as i8));
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_int(a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_add_epi32(a.0, b.0), _mm256_add_epi32(a.1, b.1)) }
+    }
+    #[inline(always)]
+    unsafe fn store_int(p: *mut i32, x: Self::I) {
+        // SAFETY: the features are present and sixteen i32 are writable, by the trait's contract.
+        unsafe {
+            _mm256_storeu_si256(p.cast(), x.0);
+            _mm256_storeu_si256(p.add(8).cast(), x.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_weights(p: *const u8) -> Self::W {
+        // SAFETY: the features are present and sixty-four bytes are readable, by the trait's contract.
+        unsafe { Pair(_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())) }
+    }
+    #[inline(always)]
+    unsafe fn low_nibbles(w: Self::W) -> Self::W {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let mask = _mm256_set1_epi8(15);
+            Pair(_mm256_and_si256(w.0, mask), _mm256_and_si256(w.1, mask))
+        }
+    }
+    #[inline(always)]
+    unsafe fn high_nibbles(w: Self::W) -> Self::W {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let mask = _mm256_set1_epi8(15);
+            Pair(
+                _mm256_and_si256(_mm256_srli_epi16::<4>(w.0), mask),
+                _mm256_and_si256(_mm256_srli_epi16::<4>(w.1), mask),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn nibble_start() -> Self::N {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_setzero_si256(), _mm256_setzero_si256()) }
+    }
+    #[inline(always)]
+    unsafe fn nibble_dot(sum: Self::N, w: Self::W, x: i32) -> Self::N {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let x = _mm256_set1_epi32(x);
+            Pair(
+                _mm256_add_epi16(sum.0, _mm256_maddubs_epi16(w.0, x)),
+                _mm256_add_epi16(sum.1, _mm256_maddubs_epi16(w.1, x)),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn nibble_finish(sum: Self::N, bias: i32) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let (ones, bias) = (_mm256_set1_epi16(1), _mm256_set1_epi32(bias));
+            Pair(
+                _mm256_add_epi32(_mm256_madd_epi16(sum.0, ones), bias),
+                _mm256_add_epi32(_mm256_madd_epi16(sum.1, ones), bias),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn byte_start(_total: i32) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_setzero_si256(), _mm256_setzero_si256()) }
+    }
+    #[inline(always)]
+    unsafe fn byte_dot(sum: Self::I, w: Self::W, x: i32) -> Self::I {
+        // The byte multiply-add saturates at i16, so the weight's sign moves to the activation: |w| <= 128 and |x| <= 127 give at most
+        // 2 * 128 * 127 = 32,512 a pair.
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let (x, ones) = (_mm256_set1_epi32(x), _mm256_set1_epi16(1));
+            let flip = _mm256_set1_epi8(-128);
+            let (a, b) = (_mm256_xor_si256(w.0, flip), _mm256_xor_si256(w.1, flip));
+            let low = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(x, a));
+            let high = _mm256_maddubs_epi16(_mm256_abs_epi8(b), _mm256_sign_epi8(x, b));
+            Pair(
+                _mm256_add_epi32(sum.0, _mm256_madd_epi16(low, ones)),
+                _mm256_add_epi32(sum.1, _mm256_madd_epi16(high, ones)),
+            )
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Sixteen lanes in one 512-bit register, with VNNI integer products.
+
+use std::arch::x86_64::*;
+
+use super::Lanes;
+
+/// AVX-512 F, BW, VL, DQ and VNNI.
+pub(crate) struct Avx512;
+
+impl Lanes for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+    type W = __m512i;
+    type N = __m512i;
+
+    const GEMM_ROWS: usize = 8;
+    const QUERY_ROWS: usize = 6;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::F {
+        // SAFETY: the features are present and sixteen f32 are readable, by the trait's contract.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: Self::F) {
+        // SAFETY: the features are present and sixteen f32 are writable, by the trait's contract.
+        unsafe { _mm512_storeu_ps(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self::F {
+        // SAFETY: the features are present and sixteen halves are readable, by the trait's contract.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F) {
+        // SAFETY: the features are present and sixteen pairs are readable, by the trait's contract.
+        unsafe {
+            let pairs = _mm512_loadu_si512(p.cast());
+            let first = _mm512_slli_epi32::<16>(pairs);
+            let second = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            (_mm512_castsi512_ps(first), _mm512_castsi512_ps(second))
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn abs(a: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_abs_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn swap_pairs(a: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_permute_ps::<0b10_11_00_01>(a) }
+    }
+    #[inline(always)]
+    unsafe fn first(n: usize, a: Self::F, b: Self::F) -> Self::F {
+        let mask = ((1u32 << n) - 1) as u16;
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_mask_mov_ps(b, mask, a) }
+    }
+    #[inline(always)]
+    unsafe fn splat_int(x: i32) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn round(x: Self::F) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_cvt_roundps_epi32::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(x: Self::I) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_cvtepi32_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn pow2(n: Self::I) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(n, _mm512_set1_epi32(127)))) }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, x: Self::I) {
+        // SAFETY: the features are present and sixteen bytes are writable, by the trait's contract.
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(x)) }
+    }
+    #[inline(always)]
+    unsafe fn add_int(a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn store_int(p: *mut i32, x: Self::I) {
+        // SAFETY: the features are present and sixteen i32 are writable, by the trait's contract.
+        unsafe { _mm512_storeu_si512(p.cast(), x) }
+    }
+    #[inline(always)]
+    unsafe fn load_weights(p: *const u8) -> Self::W {
+        // SAFETY: the features are present and sixty-four bytes are readable, by the trait's contract.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn low_nibbles(w: Self::W) -> Self::W {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_and_si512(w, _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    unsafe fn high_nibbles(w: Self::W) -> Self::W {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(w), _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    unsafe fn nibble_start() -> Self::N {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    unsafe fn nibble_dot(sum: Self::N, w: Self::W, x: i32) -> Self::N {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x)) }
+    }
+    #[inline(always)]
+    unsafe fn nibble_finish(sum: Self::N, bias: i32) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_add_epi32(sum, _mm512_set1_epi32(bias)) }
+    }
+    #[inline(always)]
+    unsafe fn byte_start(total: i32) -> Self::I {
+        // Weights stay biased by 128, so the sum starts at minus 128 times the activations' total.
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_set1_epi32(-128 * total) }
+    }
+    #[inline(always)]
+    unsafe fn byte_dot(sum: Self::I, w: Self::W, x: i32) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x)) }
+    }
+}

@@ -1,0 +1,232 @@
+//! The paged cache and attention over it.
+
+mod support;
+
+use penstock_kernels_cpu::half::{bf16_to_f32, f32_to_bf16};
+use penstock_kernels_cpu::{
+    AttentionPlan, AttentionRun, HeadRows, KvError, KvPool, KvRows, KvShape, KvSlot, MemoryBudget, ThreadPool, Tier,
+    attend,
+};
+use support::{Noise, bits, fast_tiers, nmse};
+
+/// One sequence's queries, keys and values for every position, all heads in a row.
+struct Sequence {
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    len: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Heads {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+impl Heads {
+    fn sequence(self, len: usize, seed: u64) -> Sequence {
+        let mut noise = Noise(seed);
+        let mut loud = |n: usize| noise.values(n).iter().map(|x| x * 3.0).collect();
+        Sequence {
+            queries: loud(len * self.heads * self.head_dim),
+            keys: loud(len * self.kv_heads * self.head_dim),
+            values: loud(len * self.kv_heads * self.head_dim),
+            len,
+        }
+    }
+
+    fn scale(self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    /// Plain softmax attention in f64 over keys and values as bfloat16 holds them.
+    fn reference(self, sequence: &Sequence) -> Vec<f64> {
+        let held = |x: f32| f64::from(bf16_to_f32(f32_to_bf16(x)));
+        let width = self.kv_heads * self.head_dim;
+        let mut out = Vec::new();
+        for row in 0..sequence.len {
+            for head in 0..self.heads {
+                let query = &sequence.queries[(row * self.heads + head) * self.head_dim..][..self.head_dim];
+                let column = head / (self.heads / self.kv_heads) * self.head_dim;
+                let scores: Vec<f64> = (0..=row)
+                    .map(|t| {
+                        let key = &sequence.keys[t * width + column..][..self.head_dim];
+                        let dot: f64 = query.iter().zip(key).map(|(&q, &k)| f64::from(q) * held(k)).sum();
+                        dot * f64::from(self.scale())
+                    })
+                    .collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                for d in 0..self.head_dim {
+                    let weigh = |(t, s): (usize, &f64)| (s - max).exp() * held(sequence.values[t * width + column + d]);
+                    out.push(scores.iter().enumerate().map(weigh).sum::<f64>() / sum);
+                }
+            }
+        }
+        out
+    }
+}
+
+/// How a batch is computed.
+struct Setting {
+    tier: Tier,
+    threads: usize,
+    block_tokens: usize,
+    /// Rows per pass of each sequence.
+    chunk: usize,
+    /// Seed of the blocks' placement.
+    placement: u64,
+}
+
+/// Results of all rows of all sequences, which advance together chunk by chunk.
+fn run(heads: Heads, sequences: &[Sequence], setting: &Setting) -> Vec<Vec<f32>> {
+    let longest = sequences.iter().map(|s| s.len).max().unwrap_or(0);
+    let per_sequence = longest.div_ceil(setting.block_tokens);
+    let blocks = per_sequence * sequences.len() + 3;
+    let shape = KvShape {
+        layers: 2,
+        kv_heads: heads.kv_heads,
+        head_dim: heads.head_dim,
+        block_tokens: setting.block_tokens,
+        blocks,
+    };
+    let mut kv = KvPool::new(&MemoryBudget::new(256 << 20), shape).expect("fits");
+    let order = Noise(setting.placement).shuffled(blocks);
+    // What an earlier owner left behind must not matter.
+    for block in 0..blocks as u32 {
+        kv.block_mut(block).fill(0x40 + setting.placement as u8 % 2);
+    }
+    let pool = ThreadPool::new(setting.threads).expect("starts");
+    let mut session = pool.enter();
+    let (wide, narrow) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
+    let mut results: Vec<Vec<f32>> = sequences.iter().map(|s| vec![0f32; s.len * wide]).collect();
+    let mut plan = AttentionPlan::new();
+    for start in (0..longest).step_by(setting.chunk) {
+        let (mut rows, mut slots, mut runs) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, sequence) in sequences.iter().enumerate().filter(|(_, s)| s.len > start) {
+            let count = setting.chunk.min(sequence.len - start);
+            let table = &order[i * per_sequence..][..per_sequence];
+            runs.push(AttentionRun { first_row: slots.len(), rows: count, context: start, table });
+            for at in start..start + count {
+                rows.extend(&sequence.queries[at * wide..][..wide]);
+                rows.extend(&sequence.keys[at * narrow..][..narrow]);
+                rows.extend(&sequence.values[at * narrow..][..narrow]);
+                let block = table[at / setting.block_tokens];
+                slots.push(KvSlot { block, offset: (at % setting.block_tokens) as u32 });
+            }
+        }
+        let stride = wide + 2 * narrow;
+        let from = KvRows { rows: &rows, stride, key_column: wide, value_column: wide + narrow };
+        kv.store(&mut session, 1, &slots, from).expect("stores");
+        plan.set(&kv, heads.heads, setting.tier, runs.iter().copied());
+        let mut out = vec![f32::NAN; slots.len() * wide];
+        let queries = HeadRows { data: rows.as_slice(), stride, column: 0 };
+        let to = HeadRows { data: out.as_mut_slice(), stride: wide, column: 0 };
+        attend(&mut session, &plan, &kv, 1, heads.scale(), queries, to).expect("attends");
+        let mut done = out.chunks(wide);
+        for (result, sequence) in results.iter_mut().zip(sequences) {
+            for at in start..(start + setting.chunk).min(sequence.len) {
+                result[at * wide..][..wide].copy_from_slice(done.next().expect("a row for each query"));
+            }
+        }
+    }
+    results
+}
+
+fn plain(tier: Tier) -> Setting {
+    Setting { tier, threads: 1, block_tokens: 16, chunk: 64, placement: 1 }
+}
+
+const SHAPES: [Heads; 6] = [
+    Heads { heads: 3, kv_heads: 1, head_dim: 64 },
+    Heads { heads: 2, kv_heads: 2, head_dim: 16 },
+    Heads { heads: 8, kv_heads: 4, head_dim: 32 },
+    Heads { heads: 5, kv_heads: 1, head_dim: 80 },
+    Heads { heads: 4, kv_heads: 1, head_dim: 256 },
+    Heads { heads: 14, kv_heads: 2, head_dim: 64 },
+];
+
+#[test]
+fn attention_matches_f64() {
+    for heads in SHAPES {
+        for tier in [Tier::Scalar, Tier::detect()] {
+            let sequence = heads.sequence(150, 1);
+            let wanted = heads.reference(&sequence);
+            let got = run(heads, std::slice::from_ref(&sequence), &plain(tier));
+            let error = nmse(&got[0], &wanted);
+            assert!(error < 1e-10, "{tier} {} x {}: nmse {error:e}", heads.heads, heads.head_dim);
+        }
+    }
+}
+
+#[test]
+fn all_tiers_give_equal_bits() {
+    for heads in SHAPES {
+        let sequences = [heads.sequence(140, 2), heads.sequence(3, 3)];
+        let oracle = run(heads, &sequences, &plain(Tier::Scalar));
+        for tier in fast_tiers() {
+            for (got, wanted) in run(heads, &sequences, &plain(tier)).iter().zip(&oracle) {
+                assert_eq!(bits(got), bits(wanted), "{tier} {} x {}", heads.heads, heads.head_dim);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_see_chunks_neighbours_placement_blocks_or_threads() {
+    let heads = Heads { heads: 6, kv_heads: 2, head_dim: 32 };
+    let sequences: Vec<Sequence> = [1, 16, 17, 127, 128, 129, 290].map(|len| heads.sequence(len, len as u64)).into();
+    let tier = Tier::detect();
+    let wanted: Vec<Vec<f32>> =
+        sequences.iter().flat_map(|s| run(heads, std::slice::from_ref(s), &plain(tier))).collect();
+    let settings = [
+        Setting { chunk: 1, ..plain(tier) },
+        Setting { chunk: 7, placement: 2, ..plain(tier) },
+        Setting { chunk: 290, placement: 3, threads: 2, ..plain(tier) },
+        Setting { chunk: 33, block_tokens: 48, threads: 3, ..plain(tier) },
+        Setting { chunk: 128, block_tokens: 256, placement: 4, ..plain(tier) },
+    ];
+    for setting in &settings {
+        for (got, wanted) in run(heads, &sequences, setting).iter().zip(&wanted) {
+            assert_eq!(bits(got), bits(wanted), "chunk {} blocks of {}", setting.chunk, setting.block_tokens);
+        }
+    }
+}
+
+#[test]
+fn a_copied_block_serves_like_the_original() {
+    let shape = KvShape { layers: 2, kv_heads: 1, head_dim: 16, block_tokens: 16, blocks: 3 };
+    let mut kv = KvPool::new(&MemoryBudget::new(4 << 20), shape).expect("fits");
+    let pool = ThreadPool::new(1).expect("starts");
+    let rows = Noise(4).values(5 * 32);
+    let slots: Vec<KvSlot> = (0..5).map(|offset| KvSlot { block: 2, offset }).collect();
+    let from = KvRows { rows: &rows, stride: 32, key_column: 0, value_column: 16 };
+    kv.store(&mut pool.enter(), 1, &slots, from).expect("stores");
+    assert!(kv.block(0).iter().all(|&b| b == 0));
+    kv.copy_block(2, 0);
+    assert_eq!(kv.block(0), kv.block(2));
+    assert!(kv.block(0).iter().any(|&b| b != 0));
+    assert!(kv.block(1).iter().all(|&b| b == 0), "the neighbour is untouched");
+    assert_eq!(kv.block(0).len(), shape.block_bytes().expect("legal"));
+}
+
+#[test]
+fn illegal_shapes_are_refused() {
+    let good = KvShape { layers: 1, kv_heads: 1, head_dim: 16, block_tokens: 16, blocks: 1 };
+    let bad = [
+        KvShape { layers: 0, ..good },
+        KvShape { kv_heads: 0, ..good },
+        KvShape { head_dim: 24, ..good },
+        KvShape { block_tokens: 8, ..good },
+        KvShape { blocks: 0, ..good },
+        KvShape { blocks: usize::MAX, ..good },
+        KvShape { layers: usize::MAX / 2, ..good },
+    ];
+    for shape in bad {
+        assert_eq!(KvPool::new(&MemoryBudget::new(4 << 20), shape).err(), Some(KvError::Shape(shape)));
+    }
+    assert!(KvPool::new(&MemoryBudget::new(4 << 20), good).is_ok());
+    let large = KvShape { blocks: 1 << 20, ..good };
+    assert!(matches!(KvPool::new(&MemoryBudget::new(4 << 20), large), Err(KvError::Memory(_))));
+}

@@ -1,0 +1,295 @@
+//! Packing, quantised activations and the matrix product.
+
+mod support;
+
+use penstock_kernels_cpu::half::{f16_to_f32, f32_to_bf16, f32_to_f16};
+use penstock_kernels_cpu::{
+    Activations, MemoryBudget, MemoryError, PackError, PackedFormat, PackedMatrix, Part, SourceFormat, Store,
+    ThreadPool, Tier, multiply,
+};
+use support::{Noise, bits, fast_tiers, nmse};
+
+const FORMATS: [SourceFormat; 6] = [
+    SourceFormat::Q4_0,
+    SourceFormat::Q4_1,
+    SourceFormat::Q8_0,
+    SourceFormat::F32,
+    SourceFormat::F16,
+    SourceFormat::Bf16,
+];
+
+fn budget() -> MemoryBudget {
+    MemoryBudget::new(64 << 20)
+}
+
+/// Source bytes of `n` rows of `k` values, and the values, read as the format's own description says.
+fn source(format: SourceFormat, n: usize, k: usize, seed: u64) -> (Vec<u8>, Vec<f64>) {
+    let mut noise = Noise(seed);
+    let (mut bytes, mut values) = (Vec::new(), Vec::new());
+    for _ in 0..n * k / 32 {
+        match format {
+            SourceFormat::Q4_0 | SourceFormat::Q4_1 => {
+                let scale = f32_to_f16(noise.value() * 0.1);
+                let minimum = f32_to_f16(noise.value() * 0.5);
+                bytes.extend(scale.to_le_bytes());
+                let (zero, minimum) = if format == SourceFormat::Q4_1 {
+                    bytes.extend(minimum.to_le_bytes());
+                    (0.0, f64::from(f16_to_f32(minimum)))
+                } else {
+                    (8.0, 0.0)
+                };
+                let quants: Vec<u8> = (0..16).map(|_| noise.bits() as u8).collect();
+                let scale = f64::from(f16_to_f32(scale));
+                values.extend(quants.iter().map(|q| scale * (f64::from(q & 15) - zero) + minimum));
+                values.extend(quants.iter().map(|q| scale * (f64::from(q >> 4) - zero) + minimum));
+                bytes.extend(quants);
+            }
+            SourceFormat::Q8_0 => {
+                let scale = f32_to_f16(noise.value() * 0.01);
+                bytes.extend(scale.to_le_bytes());
+                for _ in 0..32 {
+                    let q = noise.bits() as i8;
+                    bytes.push(q as u8);
+                    values.push(f64::from(f16_to_f32(scale)) * f64::from(q));
+                }
+            }
+            SourceFormat::F32 | SourceFormat::F16 | SourceFormat::Bf16 => {
+                for _ in 0..32 {
+                    let value = noise.value();
+                    match format {
+                        SourceFormat::F32 => bytes.extend(value.to_le_bytes()),
+                        SourceFormat::F16 => bytes.extend(f32_to_f16(value).to_le_bytes()),
+                        _ => bytes.extend(f32_to_bf16(value).to_le_bytes()),
+                    }
+                    values.push(match format {
+                        SourceFormat::F16 => f64::from(f16_to_f32(f32_to_f16(value))),
+                        SourceFormat::Bf16 => f64::from(f32::from_bits(u32::from(f32_to_bf16(value)) << 16)),
+                        _ => f64::from(value),
+                    });
+                }
+            }
+        }
+    }
+    (bytes, values)
+}
+
+fn exact(format: SourceFormat) -> bool {
+    matches!(format, SourceFormat::Q4_0 | SourceFormat::Q4_1 | SourceFormat::Q8_0)
+}
+
+fn product(pool: &ThreadPool, tier: Tier, matrix: &PackedMatrix, x: &[f32]) -> Vec<f32> {
+    let mut session = pool.enter();
+    let mut activations = Activations::new();
+    activations.quantise(&mut session, tier, &mut x.to_vec(), matrix.k()).expect("quantises");
+    let mut out = vec![f32::NAN; activations.rows() * matrix.n()];
+    let parts = [Part { matrix, column: 0 }];
+    multiply(&mut session, tier, &activations, &parts, Store::Replace, &mut out, matrix.n()).expect("multiplies");
+    out
+}
+
+fn reference(weights: &[f64], x: &[f32], k: usize) -> Vec<f64> {
+    x.chunks(k)
+        .flat_map(|x| weights.chunks(k).map(move |w| w.iter().zip(x).map(|(w, &x)| w * f64::from(x)).sum()))
+        .collect()
+}
+
+#[test]
+fn packed_rows_read_back_as_their_source_says() {
+    for format in FORMATS {
+        let (n, k) = (37, 96);
+        let (bytes, values) = source(format, n, k, 1);
+        let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
+        let mut got = vec![0f32; n * k];
+        for (row, out) in got.chunks_mut(k).enumerate() {
+            matrix.dequantise_row(row, out);
+        }
+        let error = nmse(&got, &values);
+        // Quantised sources are exact up to one f32 rounding; floats carry int8 noise, at most (1/127)^2 / 12 of the peak's square.
+        let bound = if exact(format) { 1e-14 } else { 3e-5 };
+        assert!(error < bound, "{format:?}: nmse {error:e}");
+    }
+}
+
+#[test]
+fn the_product_is_near_its_f64_reference() {
+    let pool = ThreadPool::new(1).expect("starts");
+    for format in FORMATS {
+        let (n, k, rows) = (40, 160, 5);
+        let (bytes, weights) = source(format, n, k, 2);
+        let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
+        let x = Noise(3).values(rows * k);
+        let wanted = reference(&weights, &x, k);
+        let error = nmse(&product(&pool, Tier::detect(), &matrix, &x), &wanted);
+        let bound = if exact(format) { 1e-4 } else { 2e-4 };
+        assert!(error < bound, "{format:?}: nmse {error:e}");
+        // Activations that int8 holds exactly leave only f32 rounding.
+        let x: Vec<f32> =
+            (0..rows * k).map(|i| if i % 32 == 0 { 127.0 } else { (i * 37 % 255) as f32 - 127.0 }).collect();
+        if exact(format) {
+            let error = nmse(&product(&pool, Tier::detect(), &matrix, &x), &reference(&weights, &x, k));
+            assert!(error < 1e-12, "{format:?}: nmse {error:e}");
+        }
+    }
+}
+
+#[test]
+fn all_tiers_give_equal_bits() {
+    let pool = ThreadPool::new(1).expect("starts");
+    for format in FORMATS {
+        for (n, k, rows) in [(16, 32, 1), (37, 96, 15), (48, 576, 3)] {
+            let (bytes, _) = source(format, n, k, 4);
+            let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
+            let x = Noise(5).values(rows * k);
+            let oracle = bits(&product(&pool, Tier::Scalar, &matrix, &x));
+            for tier in fast_tiers() {
+                assert_eq!(bits(&product(&pool, tier, &matrix, &x)), oracle, "{format:?} {n}x{k} rows {rows} {tier}");
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_quants_do_not_saturate() {
+    let pool = ThreadPool::new(1).expect("starts");
+    let (n, k) = (16, 64);
+    for (format, quant) in [(SourceFormat::Q8_0, 0x80u8), (SourceFormat::Q8_0, 0x7f), (SourceFormat::Q4_1, 0xff)] {
+        let mut bytes = Vec::new();
+        for _ in 0..n * k / 32 {
+            bytes.extend(f32_to_f16(1.0).to_le_bytes());
+            if format == SourceFormat::Q4_1 {
+                bytes.extend(f32_to_f16(0.0).to_le_bytes());
+            }
+            bytes.extend(vec![quant; format.block_bytes() - if format == SourceFormat::Q4_1 { 4 } else { 2 }]);
+        }
+        let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
+        let weight = if format == SourceFormat::Q4_1 { 15.0 } else { f32::from(quant as i8) };
+        for x in [127.0f32, -127.0] {
+            for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
+                let out = product(&pool, tier, &matrix, &vec![x; k]);
+                assert!(out.iter().all(|&y| y == weight * x * 64.0), "{format:?} {quant} {x} {tier}: {out:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_see_its_neighbours_or_the_threads() {
+    let (n, k, rows) = (80, 96, 29);
+    for format in [SourceFormat::Q4_1, SourceFormat::Q8_0] {
+        let (bytes, _) = source(format, n, k, 6);
+        let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
+        let x = Noise(7).values(rows * k);
+        let one = ThreadPool::new(1).expect("starts");
+        for tier in [Tier::Scalar, Tier::detect()] {
+            let all = product(&one, tier, &matrix, &x);
+            for row in 0..rows {
+                let alone = product(&one, tier, &matrix, &x[row * k..][..k]);
+                assert_eq!(bits(&alone), bits(&all[row * n..][..n]), "{format:?} {tier} row {row}");
+            }
+            for threads in [2, 3] {
+                let pool = ThreadPool::new(threads).expect("starts");
+                assert_eq!(bits(&product(&pool, tier, &matrix, &x)), bits(&all), "{format:?} {tier} {threads} threads");
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_fill_their_columns_and_may_add() {
+    let pool = ThreadPool::new(2).expect("starts");
+    let (k, rows) = (64, 3);
+    let sizes = [(SourceFormat::Q4_1, 20), (SourceFormat::Q8_0, 16), (SourceFormat::Q4_0, 7)];
+    let matrices: Vec<PackedMatrix> = sizes
+        .iter()
+        .map(|&(format, n)| PackedMatrix::pack(&budget(), &source(format, n, k, 8).0, format, n, k).expect("packs"))
+        .collect();
+    let x = Noise(9).values(rows * k);
+    let mut session = pool.enter();
+    let mut activations = Activations::new();
+    activations.quantise(&mut session, Tier::detect(), &mut x.clone(), k).expect("quantises");
+    let columns = [1, 21, 40];
+    let stride = 50;
+    let parts: Vec<Part<'_>> = matrices.iter().zip(columns).map(|(matrix, column)| Part { matrix, column }).collect();
+    let mut out = vec![100f32; rows * stride];
+    multiply(&mut session, Tier::detect(), &activations, &parts, Store::Add, &mut out, stride).expect("multiplies");
+    drop(session);
+    for (matrix, column) in matrices.iter().zip(columns) {
+        let alone = product(&pool, Tier::Scalar, matrix, &x);
+        for row in 0..rows {
+            let got = &mut out[row * stride + column..][..matrix.n()];
+            let wanted: Vec<f32> = alone[row * matrix.n()..][..matrix.n()].iter().map(|y| 100.0 + y).collect();
+            assert_eq!(bits(got), bits(&wanted));
+            got.fill(100.0);
+        }
+    }
+    assert!(out.iter().all(|&y| y == 100.0), "columns outside the parts are untouched");
+}
+
+#[test]
+fn fused_inputs_equal_separate_ones() {
+    use penstock_kernels_cpu::{norm::rms_norm, pointwise::swiglu};
+    let pool = ThreadPool::new(2).expect("starts");
+    let (k, rows) = (96, 11);
+    let mut noise = Noise(10);
+    let (x, weight, gate_up) = (noise.values(rows * k), noise.values(k), noise.values(rows * 2 * k));
+    let (bytes, _) = source(SourceFormat::Q8_0, 16, k, 11);
+    let matrix = PackedMatrix::pack(&budget(), &bytes, SourceFormat::Q8_0, 16, k).expect("packs");
+    let run = |activations: &Activations| {
+        let mut out = vec![0f32; rows * 16];
+        let parts = [Part { matrix: &matrix, column: 0 }];
+        multiply(&mut pool.enter(), Tier::detect(), activations, &parts, Store::Replace, &mut out, 16)
+            .expect("multiplies");
+        bits(&out)
+    };
+    let mut scratch = vec![0f32; rows * k];
+    let mut fused = Activations::new();
+    fused.norm_quantise(&mut pool.enter(), Tier::detect(), &x, &weight, 1e-5, &mut scratch).expect("quantises");
+    let mut separate = vec![0f32; rows * k];
+    for (x, out) in x.chunks(k).zip(separate.chunks_mut(k)) {
+        rms_norm(Tier::Scalar, x, &weight, 1e-5, out);
+    }
+    assert_eq!(run(&fused), bits(&product(&pool, Tier::Scalar, &matrix, &separate)));
+    fused.swiglu_quantise(&mut pool.enter(), Tier::detect(), &gate_up, k, &mut scratch).expect("quantises");
+    for (row, out) in gate_up.chunks(2 * k).zip(separate.chunks_mut(k)) {
+        swiglu(Tier::Scalar, &row[..k], &row[k..], out);
+    }
+    assert_eq!(run(&fused), bits(&product(&pool, Tier::Scalar, &matrix, &separate)));
+}
+
+#[test]
+fn what_cannot_be_packed_is_a_typed_error() {
+    let pack = |bytes: &[u8], format, n, k| PackedMatrix::pack(&budget(), bytes, format, n, k).err();
+    assert_eq!(pack(&[], SourceFormat::Q8_0, 1, 33), Some(PackError::Shape { n: 1, k: 33 }));
+    assert_eq!(pack(&[], SourceFormat::Q8_0, 0, 32), Some(PackError::Shape { n: 0, k: 32 }));
+    let huge = usize::MAX / 2;
+    assert_eq!(pack(&[], SourceFormat::F32, huge, 32), Some(PackError::Shape { n: huge, k: 32 }));
+    assert_eq!(pack(&[0; 33], SourceFormat::Q8_0, 1, 32), Some(PackError::SourceLength { wanted: 34, given: 33 }));
+    let mut bytes = [0u8; 256];
+    bytes[128..132].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    assert_eq!(pack(&bytes, SourceFormat::F32, 2, 32), Some(PackError::NotFinite { row: 1 }));
+    let mut bytes = [0u8; 18];
+    bytes[..2].copy_from_slice(&0x7e00u16.to_le_bytes());
+    assert_eq!(pack(&bytes, SourceFormat::Q4_0, 1, 32), Some(PackError::NotFinite { row: 0 }));
+    let small = MemoryBudget::new(1 << 20);
+    let error = PackedMatrix::pack(&small, &[0; 34], SourceFormat::Q8_0, 1, 32).err();
+    assert!(matches!(error, Some(PackError::Memory(MemoryError::OverBudget { .. }))));
+}
+
+#[test]
+fn formats_map_to_their_packed_form() {
+    let packed = FORMATS.map(SourceFormat::packed);
+    use PackedFormat::{Q4_0, Q4_1, Q8_0};
+    assert_eq!(packed, [Q4_0, Q4_1, Q8_0, Q8_0, Q8_0, Q8_0]);
+}
+
+#[test]
+fn zero_and_tiny_blocks_stay_zero() {
+    let pool = ThreadPool::new(1).expect("starts");
+    let (bytes, _) = source(SourceFormat::Q4_1, 16, 32, 12);
+    let matrix = PackedMatrix::pack(&budget(), &bytes, SourceFormat::Q4_1, 16, 32).expect("packs");
+    for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
+        for value in [0.0, 1e-38, -1e-31] {
+            assert!(product(&pool, tier, &matrix, &[value; 32]).iter().all(|&y| y == 0.0));
+        }
+    }
+}

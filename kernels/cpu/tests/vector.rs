@@ -1,0 +1,136 @@
+//! Norm, rotation, gated activation, and the scans over logits.
+
+mod support;
+
+use penstock_kernels_cpu::{RopePairs, RopeRow, Tier, logits, norm::rms_norm, pointwise::swiglu, rope::rope};
+use support::{Noise, bits, fast_tiers, nmse};
+
+#[test]
+fn rms_norm_matches_f64_and_all_tiers_agree() {
+    for n in [16, 96, 576, 1536] {
+        let mut noise = Noise(n as u64);
+        let (x, weight) = (noise.values(n), noise.values(n));
+        let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n as f64;
+        let scale = 1.0 / (mean + 1e-5).sqrt();
+        let wanted: Vec<f64> = x.iter().zip(&weight).map(|(&x, &w)| f64::from(x) * scale * f64::from(w)).collect();
+        let mut oracle = vec![0f32; n];
+        rms_norm(Tier::Scalar, &x, &weight, 1e-5, &mut oracle);
+        assert!(nmse(&oracle, &wanted) < 1e-12);
+        for tier in fast_tiers() {
+            let mut out = vec![0f32; n];
+            rms_norm(tier, &x, &weight, 1e-5, &mut out);
+            assert_eq!(bits(&out), bits(&oracle), "{tier} n {n}");
+        }
+    }
+}
+
+#[test]
+fn swiglu_matches_f64_and_all_tiers_agree() {
+    let mut noise = Noise(20);
+    let n = 512;
+    let mut gate: Vec<f32> = noise.values(n).iter().map(|x| x * 20.0).collect();
+    gate[..8].copy_from_slice(&[0.0, -0.0, 88.0, -88.0, 1000.0, -1000.0, 1e-30, 3e38]);
+    let up = noise.values(n);
+    let wanted: Vec<f64> =
+        gate.iter().zip(&up).map(|(&g, &u)| f64::from(g) / (1.0 + (-f64::from(g)).exp()) * f64::from(u)).collect();
+    let mut oracle = vec![0f32; n];
+    swiglu(Tier::Scalar, &gate, &up, &mut oracle);
+    for (i, (&got, &wanted)) in oracle.iter().zip(&wanted).enumerate() {
+        assert!((f64::from(got) - wanted).abs() <= 1e-6 * wanted.abs() + 1e-33, "{i}: {got} for {wanted}");
+    }
+    for tier in fast_tiers() {
+        let mut out = vec![0f32; n];
+        swiglu(tier, &gate, &up, &mut out);
+        assert_eq!(bits(&out), bits(&oracle), "{tier}");
+    }
+}
+
+#[test]
+fn rope_turns_pairs_by_their_angle() {
+    let frequencies: Vec<f64> = (0..32).map(|i| 100_000f64.powf(-f64::from(i) / 32.0)).collect();
+    for position in [0u64, 1, 77, 8191] {
+        for pairs in [RopePairs::Interleaved, RopePairs::Halves] {
+            let mut row = RopeRow::default();
+            row.set(pairs, &frequencies, position);
+            let x = Noise(position).values(3 * 64);
+            let mut wanted = vec![0f64; x.len()];
+            for head in 0..3 {
+                for (i, frequency) in frequencies.iter().enumerate() {
+                    let (a, b) = match pairs {
+                        RopePairs::Interleaved => (head * 64 + 2 * i, head * 64 + 2 * i + 1),
+                        RopePairs::Halves => (head * 64 + i, head * 64 + 32 + i),
+                    };
+                    let (sin, cos) = (position as f64 * frequency).sin_cos();
+                    wanted[a] = f64::from(x[a]) * cos - f64::from(x[b]) * sin;
+                    wanted[b] = f64::from(x[b]) * cos + f64::from(x[a]) * sin;
+                }
+            }
+            let mut oracle = x.clone();
+            rope(Tier::Scalar, pairs, &row, &mut oracle);
+            assert!(nmse(&oracle, &wanted) < 1e-13, "{pairs:?} at {position}");
+            for tier in fast_tiers() {
+                let mut out = x.clone();
+                rope(tier, pairs, &row, &mut out);
+                assert_eq!(bits(&out), bits(&oracle), "{tier} {pairs:?} at {position}");
+            }
+        }
+    }
+}
+
+#[test]
+fn both_rope_layouts_give_a_pair_the_same_bits() {
+    let frequencies: Vec<f64> = (0..16).map(|i| 0.7f64.powi(i)).collect();
+    let mut row = RopeRow::default();
+    let interleaved = Noise(5).values(32);
+    let halves: Vec<f32> = (0..32).map(|i| interleaved[if i < 16 { 2 * i } else { 2 * (i - 16) + 1 }]).collect();
+    let (mut a, mut b) = (interleaved, halves);
+    row.set(RopePairs::Interleaved, &frequencies, 9);
+    rope(Tier::detect(), RopePairs::Interleaved, &row, &mut a);
+    row.set(RopePairs::Halves, &frequencies, 9);
+    rope(Tier::detect(), RopePairs::Halves, &row, &mut b);
+    for i in 0..16 {
+        assert_eq!((a[2 * i].to_bits(), a[2 * i + 1].to_bits()), (b[i].to_bits(), b[16 + i].to_bits()));
+    }
+}
+
+#[test]
+fn argmax_takes_the_lowest_index_and_passes_nan_over() {
+    for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
+        let mut x = Noise(1).values(1003);
+        x[17] = 5.0;
+        x[400] = 5.0;
+        x[1002] = 5.0;
+        assert_eq!(logits::argmax(tier, &x), Some(17));
+        x[17] = f32::NAN;
+        assert_eq!(logits::argmax(tier, &x), Some(400));
+        x[400] = f32::NEG_INFINITY;
+        assert_eq!(logits::argmax(tier, &x), Some(1002));
+        assert_eq!(logits::argmax(tier, &[f32::NAN; 40]), None);
+        assert_eq!(logits::argmax(tier, &[]), None);
+        assert_eq!(logits::argmax(tier, &[f32::NEG_INFINITY; 3]), Some(0));
+    }
+}
+
+#[test]
+fn exp_sum_and_log_sum_exp_match_f64() {
+    for n in [1, 16, 47, 5000] {
+        let x: Vec<f32> = Noise(n as u64).values(n).iter().map(|x| x * 30.0).collect();
+        let wanted = {
+            let max = x.iter().fold(f64::NEG_INFINITY, |m, &x| m.max(f64::from(x)));
+            max + x.iter().map(|&x| (f64::from(x) - max).exp()).sum::<f64>().ln()
+        };
+        let mut oracle = vec![0f32; n];
+        let value = logits::log_sum_exp(Tier::Scalar, &x, &mut oracle);
+        assert!((value - wanted).abs() < 2e-6, "{n}: {value} for {wanted}");
+        let max = logits::max(Tier::Scalar, &x);
+        for (&x, &e) in x.iter().zip(&oracle) {
+            let wanted = f64::from(x - max).exp();
+            assert!((f64::from(e) - wanted).abs() <= 2.5e-7 * wanted, "e^{}: {e} for {wanted}", x - max);
+        }
+        for tier in fast_tiers() {
+            let mut out = vec![0f32; n];
+            assert_eq!(logits::log_sum_exp(tier, &x, &mut out).to_bits(), value.to_bits(), "{tier} {n}");
+            assert_eq!(bits(&out), bits(&oracle), "{tier} {n}");
+        }
+    }
+}
