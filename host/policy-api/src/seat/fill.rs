@@ -1,0 +1,90 @@
+//! Turns what a source knows into the values that a policy declared, with fills for what is unknown.
+
+use alloc::vec::Vec;
+
+use crate::declare::{Declarable, Declared, InContext};
+use crate::matrix::Matrix;
+use crate::signal::{Fill, FillBasis, Signal};
+use crate::source::{ContextSource, RowSource};
+
+fn filled(fill: Fill, basis: impl FnOnce(FillBasis) -> u64) -> u64 {
+    match fill {
+        Fill::Number(number) => number,
+        Fill::Required => 0,
+        Fill::Basis(which) => basis(which),
+    }
+}
+
+/// Writes one value a declared name.
+pub(super) fn context<S: Signal>(
+    declared: &Declared<InContext<S>>,
+    source: &impl ContextSource<S>,
+    basis: impl Fn(FillBasis) -> u64,
+    out: &mut Vec<u64>,
+) {
+    out.clear();
+    let mut mask = 0u64;
+    for (bit, entry) in declared.entries().iter().enumerate() {
+        let Some(signal) = *entry else {
+            out.push(0);
+            continue;
+        };
+        let known = match signal {
+            own_mask if own_mask.is_known_mask() => Some(0),
+            InContext::Common(which) => source.common(which),
+            InContext::Own(which) => source.value(which),
+        };
+        if known.is_some() {
+            mask |= 1 << bit;
+        }
+        out.push(known.unwrap_or_else(|| filled(signal.info().fill, &basis)));
+    }
+    for (value, entry) in out.iter_mut().zip(declared.entries()) {
+        if entry.is_some_and(|signal| signal.is_known_mask()) {
+            *value = mask;
+        }
+    }
+}
+
+/// Writes one column a declared name. `masks` is scratch.
+pub(super) fn rows<S: Signal>(
+    declared: &Declared<S>,
+    source: &impl RowSource<S>,
+    out: &mut Matrix,
+    masks: &mut Vec<u64>,
+) {
+    let rows = source.rows();
+    out.reset(declared.len(), rows);
+    masks.clear();
+    masks.resize(rows, 0);
+    for (bit, entry) in declared.entries().iter().enumerate() {
+        let Some(signal) = *entry else { continue };
+        if signal.is_known_mask() {
+            masks.iter_mut().for_each(|mask| *mask |= 1 << bit);
+            continue;
+        }
+        let fill = Signal::info(signal).fill;
+        for (row, (cell, mask)) in out.column_mut(bit).iter_mut().zip(masks.iter_mut()).enumerate() {
+            match source.cell(signal, row) {
+                Some(known) => {
+                    *cell = known;
+                    *mask |= 1 << bit;
+                }
+                None => *cell = filled(fill, |which| row_basis(source, which, row)),
+            }
+        }
+    }
+    for (at, entry) in declared.entries().iter().enumerate() {
+        if entry.is_some_and(|signal| signal.is_known_mask()) {
+            out.column_mut(at).copy_from_slice(masks);
+        }
+    }
+}
+
+/// A named fill whose own quantity is unknown reads as that signal's number, where it has one.
+fn row_basis<S: Signal>(source: &impl RowSource<S>, which: FillBasis, row: usize) -> u64 {
+    source.basis(which, row).unwrap_or_else(|| match S::basis_signal(which).map(|signal| Signal::info(signal).fill) {
+        Some(Fill::Number(number)) => number,
+        _ => 0,
+    })
+}
