@@ -1,0 +1,184 @@
+//! How much of the cache does each tenant hold, and who holds more than allowed?
+
+use alloc::vec::Vec;
+
+use penstock_base::TenantId;
+use penstock_base::codec::{DecodeError, Reader, Writer};
+use penstock_base::map::Map;
+
+use crate::list::{Links, List};
+use crate::ordered::Root;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Tenant {
+    pub(crate) id: TenantId,
+    /// Blocks stored in its name, used or not. At 0 the entry is given up.
+    stored: u32,
+    /// Of these, the ones nobody references: what the quota bounds.
+    cached: u32,
+    /// Hard quota; [`u64::MAX`] is none.
+    quota: u64,
+    /// Its leaves, cheapest first.
+    pub(crate) leaves: Root,
+}
+
+/// The tenants with stored blocks. Entries are reused; room is fixed.
+#[derive(Clone, Debug)]
+pub(crate) struct Tenants {
+    entries: Vec<Tenant>,
+    capacity: u32,
+    by_id: Map<TenantId, u32>,
+    /// Entries without blocks, last given up first.
+    unused: Vec<u32>,
+    links: Links,
+    /// Over quota and with a leaf that can go.
+    over: List,
+}
+
+impl Tenants {
+    pub(crate) fn new(capacity: u32) -> Self {
+        let room = capacity as usize;
+        Self {
+            entries: Vec::with_capacity(room),
+            capacity,
+            by_id: Map::with_capacity(room * 2),
+            unused: Vec::with_capacity(room),
+            links: Links::new(room),
+            over: List::default(),
+        }
+    }
+
+    pub(crate) fn get(&self, t: u32) -> &Tenant {
+        &self.entries[t as usize]
+    }
+
+    pub(crate) fn find(&self, id: TenantId) -> Option<&Tenant> {
+        self.by_id.get(&id).map(|t| self.get(*t))
+    }
+
+    pub(crate) fn leaves_mut(&mut self, t: u32) -> &mut Root {
+        &mut self.entries[t as usize].leaves
+    }
+
+    /// One more block is stored for `id`, whose quota is `quota` from now on. None when there is no room for another tenant.
+    pub(crate) fn store(&mut self, id: TenantId, quota: u64) -> Option<u32> {
+        let t = match self.by_id.get(&id) {
+            Some(t) => *t,
+            None => {
+                let fresh = Tenant { id, stored: 0, cached: 0, quota, leaves: Root::default() };
+                let t = match self.unused.pop() {
+                    Some(t) => {
+                        self.entries[t as usize] = fresh;
+                        t
+                    }
+                    None if self.entries.len() < self.capacity as usize => {
+                        self.entries.push(fresh);
+                        self.entries.len() as u32 - 1
+                    }
+                    None => return None,
+                };
+                self.by_id.insert(id, t);
+                t
+            }
+        };
+        let tenant = &mut self.entries[t as usize];
+        tenant.stored += 1;
+        tenant.quota = quota;
+        self.refresh(t);
+        Some(t)
+    }
+
+    /// One block less is stored for this tenant. It is not counted as cached any more.
+    pub(crate) fn unstore(&mut self, t: u32) {
+        let tenant = &mut self.entries[t as usize];
+        tenant.stored -= 1;
+        if tenant.stored == 0 {
+            debug_assert!(tenant.cached == 0 && tenant.leaves.is_empty());
+            self.by_id.remove(&tenant.id);
+            self.unused.push(t);
+        }
+    }
+
+    pub(crate) fn add_cached(&mut self, t: u32) {
+        self.entries[t as usize].cached += 1;
+        self.refresh(t);
+    }
+
+    pub(crate) fn sub_cached(&mut self, t: u32) {
+        self.entries[t as usize].cached -= 1;
+        self.refresh(t);
+    }
+
+    /// Keeps the list of offenders; call it when the count, the quota or the leaves of a tenant changed.
+    pub(crate) fn refresh(&mut self, t: u32) {
+        let tenant = &self.entries[t as usize];
+        let over = u64::from(tenant.cached) > tenant.quota && !tenant.leaves.is_empty();
+        match (over, self.links.contains(t)) {
+            (true, false) => self.links.push_back(&mut self.over, t),
+            (false, true) => self.links.remove(&mut self.over, t),
+            _ => {}
+        }
+    }
+
+    /// The tenant that has been over its quota for longest and has a block that can go.
+    pub(crate) fn first_over(&self) -> Option<&Tenant> {
+        self.over.first().map(|t| self.get(t))
+    }
+
+    /// Stored and cached blocks as counted, for the full walk.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.entries.iter().map(|t| (t.stored, t.cached))
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    pub(crate) fn encode(&self, out: &mut Writer) {
+        out.list(self.entries.iter(), |w, t| {
+            w.u64(t.id.0);
+            w.u32(t.stored);
+            w.u32(t.cached);
+            w.u64(t.quota);
+        });
+        out.list(self.unused.iter(), |w, t| w.u32(*t));
+        self.links.encode(&self.over, out);
+    }
+
+    /// Reads the entries; their leaves are added by whoever knows the blocks.
+    pub(crate) fn decode(capacity: u32, from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let mut tenants = Self::new(capacity);
+        let entries = from.list(|r| {
+            let (id, stored, cached, quota) = (TenantId(r.u64()?), r.u32()?, r.u32()?, r.u64()?);
+            Ok(Tenant { id, stored, cached, quota, leaves: Root::default() })
+        })?;
+        let unused = from.list(Reader::u32)?;
+        let empty = entries.iter().filter(|t| t.stored == 0).count();
+        if entries.len() > capacity as usize || unused.len() != empty {
+            return Err(DecodeError::Invalid("tenant count"));
+        }
+        for t in &unused {
+            if entries.get(*t as usize).is_none_or(|t| t.stored != 0) {
+                return Err(DecodeError::Invalid("unused tenant"));
+            }
+        }
+        for (t, tenant) in (0u32..).zip(&entries) {
+            if tenant.stored > 0 && tenants.by_id.insert(tenant.id, t).is_some() {
+                return Err(DecodeError::Invalid("tenant twice"));
+            }
+        }
+        tenants.entries.extend(entries);
+        tenants.unused.extend_from_slice(&unused);
+        tenants.over = tenants.links.decode(from)?;
+        Ok(tenants)
+    }
+}
+
+impl Tenant {
+    pub(crate) fn cached(&self) -> u32 {
+        self.cached
+    }
+    pub(crate) fn quota(&self) -> u64 {
+        self.quota
+    }
+}
