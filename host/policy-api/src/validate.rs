@@ -186,42 +186,75 @@ impl RowMarks {
     }
 }
 
-/// Admission: `deferrals` is how often this request was deferred before.
-pub fn verdict(
-    proposal: Verdict,
-    request: &RequestRecord,
-    deferrals: u32,
-    now_us: u64,
-    terms: &Terms,
-) -> Checked<AdmissionDecision> {
-    match proposal {
-        Verdict::Admit { reserve_output_tokens, class_rank } => {
-            let class = lowered(class_rank, request.class_rank)?;
-            if reserve_output_tokens > request.max_output_tokens {
-                return Err(Malformed::ReserveAboveCap);
+/// What an admission verdict is held against.
+#[derive(Clone, Copy, Debug)]
+pub struct VerdictCheck<'a> {
+    /// The request it is about.
+    pub request: &'a RequestRecord,
+    /// How often this request was deferred before.
+    pub deferrals: u32,
+    /// Time of the call.
+    pub now_us: u64,
+    /// Of the policy that answers.
+    pub terms: &'a Terms,
+}
+
+impl VerdictCheck<'_> {
+    /// Admission.
+    pub fn verdict(&self, proposal: Verdict) -> Checked<AdmissionDecision> {
+        let request = self.request;
+        match proposal {
+            Verdict::Admit { reserve_output_tokens, class_rank } => {
+                let class = lowered(class_rank, request.class_rank)?;
+                if reserve_output_tokens > request.max_output_tokens {
+                    return Err(Malformed::ReserveAboveCap);
+                }
+                Ok(Validated::as_is(AdmissionDecision::Admit { reserve_output_tokens, class }))
             }
-            Ok(Validated::as_is(AdmissionDecision::Admit { reserve_output_tokens, class }))
+            Verdict::Degrade { max_output_tokens, reserve_output_tokens, class_rank } => {
+                if !request.traits.has(Traits::MAY_DEGRADE) {
+                    return Err(Malformed::MayNotDegrade);
+                }
+                if max_output_tokens < DEGRADED_TOKENS_MIN || max_output_tokens >= request.max_output_tokens {
+                    return Err(Malformed::CapOutOfRange);
+                }
+                if reserve_output_tokens > max_output_tokens {
+                    return Err(Malformed::ReserveAboveCap);
+                }
+                let class = lowered(class_rank, request.class_rank)?;
+                Ok(Validated::as_is(AdmissionDecision::Degrade { max_output_tokens, reserve_output_tokens, class }))
+            }
+            Verdict::Defer { for_us } => self.deferral(for_us),
+            Verdict::Reject { reason, retry_after_ms } => {
+                let retry = retry_after_ms.clamp(RETRY_AFTER_MS.0, RETRY_AFTER_MS.1);
+                let changed = (retry != retry_after_ms).then_some(Change::RetryAfterClamped);
+                let reason = refusal(reason, self.terms)?;
+                Ok(Validated { proposal: AdmissionDecision::Reject { reason, retry_after_ms: retry }, changed })
+            }
         }
-        Verdict::Degrade { max_output_tokens, reserve_output_tokens, class_rank } => {
-            if !request.traits.has(Traits::MAY_DEGRADE) {
-                return Err(Malformed::MayNotDegrade);
-            }
-            if max_output_tokens < DEGRADED_TOKENS_MIN || max_output_tokens >= request.max_output_tokens {
-                return Err(Malformed::CapOutOfRange);
-            }
-            if reserve_output_tokens > max_output_tokens {
-                return Err(Malformed::ReserveAboveCap);
-            }
-            let class = lowered(class_rank, request.class_rank)?;
-            Ok(Validated::as_is(AdmissionDecision::Degrade { max_output_tokens, reserve_output_tokens, class }))
+    }
+
+    fn deferral(&self, for_us: u32) -> Checked<AdmissionDecision> {
+        let request = self.request;
+        let longest = u32::try_from(DEFER_MAX.as_us()).unwrap_or(u32::MAX);
+        if !(DEFER_NAMED_US_MIN..=longest).contains(&for_us) {
+            return Err(Malformed::DeferOutOfRange);
         }
-        Verdict::Defer { for_us } => deferral(for_us, request, deferrals, now_us),
-        Verdict::Reject { reason, retry_after_ms } => {
-            let retry = retry_after_ms.clamp(RETRY_AFTER_MS.0, RETRY_AFTER_MS.1);
-            let changed = (retry != retry_after_ms).then_some(Change::RetryAfterClamped);
-            let reason = refusal(reason, terms)?;
-            Ok(Validated { proposal: AdmissionDecision::Reject { reason, retry_after_ms: retry }, changed })
+        if !request.traits.has(Traits::MAY_DEFER) || self.deferrals >= DEFERRALS_MAX {
+            let at_once = AdmissionDecision::Admit {
+                reserve_output_tokens: request.max_output_tokens,
+                class: request.class_rank,
+            };
+            return Ok(Validated { proposal: at_once, changed: Some(Change::DeferBecameAdmit) });
         }
+        let shortest = u32::try_from(DEFER_MIN.as_us()).unwrap_or(u32::MAX);
+        let raised = for_us.max(shortest);
+        if request.deadline_left_us(self.now_us) < u64::from(raised) {
+            let late = AdmissionDecision::Reject { reason: Refusal::Deadline, retry_after_ms: RETRY_AFTER_MS.0 };
+            return Ok(Validated { proposal: late, changed: Some(Change::DeferPastDeadline) });
+        }
+        let changed = (raised != for_us).then_some(Change::DeferRaised);
+        Ok(Validated { proposal: AdmissionDecision::Defer { for_us: raised }, changed })
     }
 }
 
@@ -238,26 +271,6 @@ fn refusal(reason: u16, terms: &Terms) -> Result<Refusal, Malformed> {
         own => usize::from(own - 16) < terms.reasons.len(),
     };
     Refusal::from_code(reason).filter(|_| named).ok_or(Malformed::UnknownReason)
-}
-
-fn deferral(for_us: u32, request: &RequestRecord, deferrals: u32, now_us: u64) -> Checked<AdmissionDecision> {
-    let longest = u32::try_from(DEFER_MAX.as_us()).unwrap_or(u32::MAX);
-    if !(DEFER_NAMED_US_MIN..=longest).contains(&for_us) {
-        return Err(Malformed::DeferOutOfRange);
-    }
-    if !request.traits.has(Traits::MAY_DEFER) || deferrals >= DEFERRALS_MAX {
-        let proposal =
-            AdmissionDecision::Admit { reserve_output_tokens: request.max_output_tokens, class: request.class_rank };
-        return Ok(Validated { proposal, changed: Some(Change::DeferBecameAdmit) });
-    }
-    let shortest = u32::try_from(DEFER_MIN.as_us()).unwrap_or(u32::MAX);
-    let raised = for_us.max(shortest);
-    if request.deadline_left_us(now_us) < u64::from(raised) {
-        let proposal = AdmissionDecision::Reject { reason: Refusal::Deadline, retry_after_ms: RETRY_AFTER_MS.0 };
-        return Ok(Validated { proposal, changed: Some(Change::DeferPastDeadline) });
-    }
-    let changed = (raised != for_us).then_some(Change::DeferRaised);
-    Ok(Validated { proposal: AdmissionDecision::Defer { for_us: raised }, changed })
 }
 
 /// Routing. `ranked` is not empty where the placement is `Place`: an empty ranking is no opinion.
@@ -358,46 +371,63 @@ pub struct Standing {
     pub held_us: u64,
 }
 
-/// Overload: the checked actions are written to `out`. `busy_founded` says whether every ready replica is known to be loaded.
-pub fn stance(
-    proposal: Stance,
-    actions: &[Action],
-    terms: &Terms,
-    standing: Standing,
-    busy_founded: bool,
-    out: &mut Vec<StanceAction>,
-) -> Checked<Stance> {
-    out.clear();
-    if proposal.level > LEVEL_MAX {
-        return Err(Malformed::LevelOutOfRange);
+/// What a stance is held against.
+#[derive(Clone, Copy, Debug)]
+pub struct StanceCheck<'a> {
+    /// Of the policy that answers.
+    pub terms: &'a Terms,
+    /// The stance until now.
+    pub standing: Standing,
+    /// Is every ready replica known to be loaded?
+    pub busy_founded: bool,
+}
+
+impl StanceCheck<'_> {
+    /// Overload: the checked actions are written to `out`.
+    pub fn stance(&self, proposal: Stance, actions: &[Action], out: &mut Vec<StanceAction>) -> Checked<Stance> {
+        out.clear();
+        if proposal.level > LEVEL_MAX {
+            return Err(Malformed::LevelOutOfRange);
+        }
+        if proposal.hold_us == 0 || proposal.hold_us > STANCE_HOLD_US_MAX {
+            return Err(Malformed::HoldOutOfRange);
+        }
+        if actions.len() > ACTIONS_MAX {
+            return Err(Malformed::TooManyActions);
+        }
+        let mut changed = None;
+        for action in actions {
+            let checked = self.action(*action)?;
+            if checked.kind == ActionKind::Busy && !self.busy_founded {
+                changed = Some(Change::BusyDropped);
+                continue;
+            }
+            if checked.amount != action.amount {
+                changed = changed.or(Some(Change::AmountClamped));
+            }
+            out.push(checked);
+        }
+        let level = proposal.level.max(self.standing.floor());
+        if level != proposal.level {
+            changed = changed.or(Some(Change::LevelFallSlowed));
+        }
+        Ok(Validated { proposal: Stance { level, hold_us: proposal.hold_us }, changed })
     }
-    if proposal.hold_us == 0 || proposal.hold_us > STANCE_HOLD_US_MAX {
-        return Err(Malformed::HoldOutOfRange);
-    }
-    if actions.len() > ACTIONS_MAX {
-        return Err(Malformed::TooManyActions);
-    }
-    let mut changed = None;
-    for action in actions {
-        let kind = ActionKind::from_code(action.what).filter(|kind| terms.actions.has(*kind));
+
+    fn action(&self, action: Action) -> Result<StanceAction, Malformed> {
+        let kind = ActionKind::from_code(action.what).filter(|kind| self.terms.actions.has(*kind));
         let kind = kind.ok_or(Malformed::UnknownAction)?;
         let class = ClassRank::new(action.class_rank).ok_or(Malformed::ClassOutOfRange)?;
-        if kind == ActionKind::Busy && !busy_founded {
-            changed = Some(Change::BusyDropped);
-            continue;
-        }
-        let amount = in_range(kind, action.amount);
-        if amount != action.amount {
-            changed = changed.or(Some(Change::AmountClamped));
-        }
-        out.push(StanceAction { kind, class, amount });
+        Ok(StanceAction { kind, class, amount: in_range(kind, action.amount) })
     }
-    let floor = if standing.held_us < LEVEL_FALL_US { standing.level } else { standing.level.saturating_sub(1) };
-    let level = proposal.level.max(floor.min(LEVEL_MAX));
-    if level != proposal.level {
-        changed = changed.or(Some(Change::LevelFallSlowed));
+}
+
+impl Standing {
+    /// The lowest level that may follow.
+    fn floor(self) -> u8 {
+        let step = u8::from(self.held_us >= LEVEL_FALL_US);
+        self.level.saturating_sub(step).min(LEVEL_MAX)
     }
-    Ok(Validated { proposal: Stance { level, hold_us: proposal.hold_us }, changed })
 }
 
 /// A share is at most all; a cap leaves at least what a degrade must leave.

@@ -133,11 +133,16 @@ fn read_level(from: &mut Reader<'_>) -> Result<u8, DecodeError> {
     if usize::from(level) > STEPS_PPM.len() { Err(DecodeError::Invalid("ladder level")) } else { Ok(level) }
 }
 
-/// The worst of pool, queue and wait. Stale replicas count with their last value; a term without a denominator is 0.
+/// The worst of pool, queue and wait. Stale replicas count with their last value, replicas that never reported not at all; a term without
+/// a denominator is 0.
 fn worst_ppm(context: Context<'_>, classes: &Matrix, replicas: &Matrix) -> u64 {
-    let sum = |position| replicas.column(position).iter().fold(0, |sum, value| sat::add(sum, *value));
-    let used = sat::add(sum(replica_at::ACTIVE), sum(replica_at::UNREPORTED));
-    let pool = saturation_ppm(used, sum(replica_at::TOTAL));
+    let (mut used, mut total) = (0, 0);
+    for row in (0..replicas.rows()).filter(|row| is_known(replicas.get(*row, replica_at::KNOWN), replica_at::ACTIVE)) {
+        let held = sat::add(replicas.get(row, replica_at::ACTIVE), replicas.get(row, replica_at::UNREPORTED));
+        used = sat::add(used, held);
+        total = sat::add(total, replicas.get(row, replica_at::TOTAL));
+    }
+    let pool = saturation_ppm(used, total);
     let queue = sat::mul_div(ONE_PPM, context.get(QUEUED_TOKENS), context.get(QUEUE_LIMIT_TOKENS)).unwrap_or(0);
     let wait = |row| {
         let target = classes.get(row, class_at::SLO_TTFT);

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use penstock_base::Instant;
 use penstock_base::codec::{DecodeError, Reader, Writer};
 
-use super::{Asked, FallbackReason, Minted, fill, outcome};
+use super::{Asked, FactQueue, FallbackReason, Minted, fill, outcome};
 use crate::call::Call;
 use crate::generated::AdmissionSignal;
 use crate::matrix::Context;
@@ -15,7 +15,7 @@ use crate::proposal::{AdmissionDecision, Answer};
 use crate::question::Question;
 use crate::records::RequestRecord;
 use crate::source::ContextSource;
-use crate::validate::{self, Validated};
+use crate::validate::{Validated, VerdictCheck};
 
 /// Asks the admission policy.
 #[derive(Debug)]
@@ -23,12 +23,21 @@ pub struct AdmissionSeat {
     minted: Minted,
     fallback: Bounded,
     values: Vec<u64>,
+    /// As `values`, where the default answers: what the policy was passed stays readable.
+    fallback_values: Vec<u64>,
+    facts: FactQueue,
 }
 
 impl AdmissionSeat {
     /// A seat that has asked nothing yet.
     pub fn new(run_seed: u64) -> Self {
-        Self { minted: Minted::new(run_seed), fallback: Bounded::new(), values: Vec::new() }
+        Self {
+            minted: Minted::new(run_seed),
+            fallback: Bounded::new(),
+            values: Vec::new(),
+            fallback_values: Vec::new(),
+            facts: FactQueue::default(),
+        }
     }
 
     /// Asks. `deferrals` is how often this request was deferred before.
@@ -41,11 +50,12 @@ impl AdmissionSeat {
         source: &impl ContextSource<AdmissionSignal>,
     ) -> Asked<AdmissionDecision> {
         let call = self.minted.next(Question::Admission, now);
-        let reason = match put(policy, &call, request, deferrals, source, &mut self.values) {
+        let told = self.facts.deliver(policy);
+        let reason = match told.and_then(|()| put(policy, &call, request, deferrals, source, &mut self.values)) {
             Ok(validated) => return Asked::by_policy(call.number, validated),
             Err(reason) => reason,
         };
-        let answer = put(&mut self.fallback, &call, request, deferrals, source, &mut self.values);
+        let answer = put(&mut self.fallback, &call, request, deferrals, source, &mut self.fallback_values);
         let validated = answer.expect("the native default answers every call well-formed");
         Asked::by_default(call.number, validated, reason)
     }
@@ -55,14 +65,21 @@ impl AdmissionSeat {
         &self.values
     }
 
+    /// Facts that wait for the next call.
+    pub fn facts_mut(&mut self) -> &mut FactQueue {
+        &mut self.facts
+    }
+
     /// Writes what outlives a call.
     pub fn encode(&self, out: &mut Writer) {
         self.minted.encode(out);
+        self.facts.encode(out);
     }
 
     /// Reads what [`Self::encode`] wrote.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        Ok(Self { minted: Minted::decode(from)?, ..Self::new(0) })
+        let minted = Minted::decode(from)?;
+        Ok(Self { minted, facts: FactQueue::decode(from)?, ..Self::new(0) })
     }
 }
 
@@ -79,7 +96,8 @@ fn put(
         Answer::NoOpinion => Err(FallbackReason::NoOpinion),
         Answer::Fault(kind) => Err(FallbackReason::Fault(kind)),
         Answer::Proposal(verdict) => {
-            outcome(validate::verdict(verdict, request, deferrals, call.now_us, policy.terms()))
+            let check = VerdictCheck { request, deferrals, now_us: call.now_us, terms: policy.terms() };
+            outcome(check.verdict(verdict))
         }
     }
 }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use penstock_base::Instant;
 use penstock_base::codec::{DecodeError, Reader, Writer};
 
-use super::{Asked, FallbackReason, Minted, fill, outcome};
+use super::{Asked, FactQueue, FallbackReason, Minted, fill, outcome};
 use crate::call::Call;
 use crate::generated::{EvictionSignal, RunSignal};
 use crate::matrix::{Context, Matrix};
@@ -22,6 +22,9 @@ pub struct EvictionSeat {
     minted: Minted,
     fallback: Lru,
     scratch: Scratch,
+    /// As `scratch`, where the default answers: what the policy was passed stays readable.
+    fallback_scratch: Scratch,
+    facts: FactQueue,
 }
 
 /// Buffers of a call.
@@ -36,7 +39,13 @@ struct Scratch {
 impl EvictionSeat {
     /// A seat that has asked nothing yet.
     pub fn new(run_seed: u64) -> Self {
-        Self { minted: Minted::new(run_seed), fallback: Lru::new(), scratch: Scratch::default() }
+        Self {
+            minted: Minted::new(run_seed),
+            fallback: Lru::new(),
+            scratch: Scratch::default(),
+            fallback_scratch: Scratch::default(),
+            facts: FactQueue::default(),
+        }
     }
 
     /// Asks over the rows of `runs`. `priced` becomes one answer a row, in row order.
@@ -49,11 +58,12 @@ impl EvictionSeat {
         priced: &mut Vec<Priced>,
     ) -> Asked<()> {
         let call = self.minted.next(Question::Eviction, now);
-        let reason = match self.scratch.put(policy, &call, context, runs, priced) {
-            Ok(validated) => return Asked::by_policy(call.number, validated),
-            Err(reason) => reason,
-        };
-        let answer = self.scratch.put(&mut self.fallback, &call, context, runs, priced);
+        let reason =
+            match self.facts.deliver(policy).and_then(|()| self.scratch.put(policy, &call, context, runs, priced)) {
+                Ok(validated) => return Asked::by_policy(call.number, validated),
+                Err(reason) => reason,
+            };
+        let answer = self.fallback_scratch.put(&mut self.fallback, &call, context, runs, priced);
         let validated = answer.unwrap_or_else(|why| {
             debug_assert_eq!((why, runs.rows()), (FallbackReason::NoOpinion, 0), "the default prices every row");
             priced.clear();
@@ -72,14 +82,21 @@ impl EvictionSeat {
         &self.scratch.rows
     }
 
+    /// Facts that wait for the next call.
+    pub fn facts_mut(&mut self) -> &mut FactQueue {
+        &mut self.facts
+    }
+
     /// Writes what outlives a call.
     pub fn encode(&self, out: &mut Writer) {
         self.minted.encode(out);
+        self.facts.encode(out);
     }
 
     /// Reads what [`Self::encode`] wrote.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        Ok(Self { minted: Minted::decode(from)?, ..Self::new(0) })
+        let minted = Minted::decode(from)?;
+        Ok(Self { minted, facts: FactQueue::decode(from)?, ..Self::new(0) })
     }
 }
 

@@ -15,6 +15,11 @@ fn filled(fill: Fill, basis: impl FnOnce(FillBasis) -> u64) -> u64 {
     }
 }
 
+/// A value as the host itself reads it: the fill where it is unknown. For signals whose fill is a number.
+pub(super) fn or_fill<S: Signal>(signal: S, known: Option<u64>) -> u64 {
+    known.unwrap_or_else(|| filled(Signal::info(signal).fill, |_| 0))
+}
+
 /// Writes one value a declared name.
 pub(super) fn context<S: Signal>(
     declared: &Declared<InContext<S>>,

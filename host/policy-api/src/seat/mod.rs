@@ -6,6 +6,7 @@
 
 mod admission;
 mod eviction;
+mod facts;
 mod fill;
 mod order;
 mod overload;
@@ -14,6 +15,7 @@ mod victims;
 
 pub use admission::AdmissionSeat;
 pub use eviction::EvictionSeat;
+pub use facts::FactQueue;
 pub use order::OrderSeat;
 pub use overload::{OverloadSeat, OverloadSources, busy_is_founded};
 pub use routing::{PlaceAsked, RoutingSeat};

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use penstock_base::Instant;
 use penstock_base::codec::{DecodeError, Reader, Writer};
 
-use super::{Asked, FallbackReason, Minted, fill, outcome};
+use super::{Asked, FactQueue, FallbackReason, Minted, fill, outcome};
 use crate::call::Call;
 use crate::generated::{OrderSignal, WaitingSignal};
 use crate::matrix::{Context, Matrix};
@@ -22,6 +22,9 @@ pub struct OrderSeat {
     minted: Minted,
     fallback: ClassFirst,
     scratch: Scratch,
+    /// As `scratch`, where the default answers: what the policy was passed stays readable.
+    fallback_scratch: Scratch,
+    facts: FactQueue,
     /// The native order, where it follows what the policy named.
     native: Vec<u32>,
 }
@@ -38,8 +41,14 @@ struct Scratch {
 impl OrderSeat {
     /// A seat that has asked nothing yet.
     pub fn new(run_seed: u64) -> Self {
-        let scratch = Scratch::default();
-        Self { minted: Minted::new(run_seed), fallback: ClassFirst::new(), scratch, native: Vec::new() }
+        Self {
+            minted: Minted::new(run_seed),
+            fallback: ClassFirst::new(),
+            scratch: Scratch::default(),
+            fallback_scratch: Scratch::default(),
+            facts: FactQueue::default(),
+            native: Vec::new(),
+        }
     }
 
     /// Asks over the rows of `waiting`. `ranked` becomes the rows to place, in order: those that the policy named, and behind them the
@@ -53,7 +62,7 @@ impl OrderSeat {
         ranked: &mut Vec<u32>,
     ) -> Asked<OrderDecision> {
         let call = self.minted.next(Question::Order, now);
-        match self.scratch.put(policy, &call, context, waiting, ranked) {
+        match self.facts.deliver(policy).and_then(|()| self.scratch.put(policy, &call, context, waiting, ranked)) {
             Ok(validated) => {
                 if validated.proposal.rest == Rest::Append && ranked.len() < waiting.rows() {
                     self.append_rest(waiting, ranked);
@@ -61,8 +70,8 @@ impl OrderSeat {
                 Asked::by_policy(call.number, validated)
             }
             Err(reason) => {
-                self.scratch.fill_rows(&self.fallback, waiting);
-                self.fallback.rank(&self.scratch.rows, ranked);
+                self.fallback_scratch.fill_rows(&self.fallback, waiting);
+                self.fallback.rank(&self.fallback_scratch.rows, ranked);
                 let decision = OrderDecision { named: ranked.len(), rest: Rest::Append, tpot_target_us: None };
                 Asked::by_default(call.number, Validated { proposal: decision, changed: None }, reason)
             }
@@ -71,8 +80,8 @@ impl OrderSeat {
 
     /// The rows that `marks` has not seen, in native order.
     fn append_rest(&mut self, waiting: &impl RowSource<WaitingSignal>, ranked: &mut Vec<u32>) {
-        self.scratch.fill_rows(&self.fallback, waiting);
-        self.fallback.rank(&self.scratch.rows, &mut self.native);
+        self.fallback_scratch.fill_rows(&self.fallback, waiting);
+        self.fallback.rank(&self.fallback_scratch.rows, &mut self.native);
         let marks = &self.scratch.marks;
         ranked.extend(self.native.iter().copied().filter(|row| !marks.has(*row as usize)));
     }
@@ -82,19 +91,26 @@ impl OrderSeat {
         &self.scratch.values
     }
 
-    /// The rows filled last. Where unnamed rows followed in native order these are the default's columns.
+    /// The rows of the last call, as they were passed.
     pub fn rows(&self) -> &Matrix {
         &self.scratch.rows
+    }
+
+    /// Facts that wait for the next call.
+    pub fn facts_mut(&mut self) -> &mut FactQueue {
+        &mut self.facts
     }
 
     /// Writes what outlives a call.
     pub fn encode(&self, out: &mut Writer) {
         self.minted.encode(out);
+        self.facts.encode(out);
     }
 
     /// Reads what [`Self::encode`] wrote.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        Ok(Self { minted: Minted::decode(from)?, ..Self::new(0) })
+        let minted = Minted::decode(from)?;
+        Ok(Self { minted, facts: FactQueue::decode(from)?, ..Self::new(0) })
     }
 }
 

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use penstock_base::Instant;
 use penstock_base::codec::{DecodeError, Reader, Writer};
 
-use super::{Asked, FallbackReason, Minted, fill, outcome};
+use super::{Asked, FactQueue, FallbackReason, Minted, fill, outcome};
 use crate::call::Call;
 use crate::generated::{ClassSignal, CommonSignal, OverloadSignal, ReplicaSignal};
 use crate::matrix::{Context, Matrix};
@@ -14,7 +14,7 @@ use crate::policy::{OverloadPolicy, OverloadQuestion};
 use crate::proposal::{Action, Answer, Stance, StanceAction};
 use crate::question::Question;
 use crate::source::{ContextSource, RowSource};
-use crate::validate::{self, Standing, Validated};
+use crate::validate::{StanceCheck, Standing, Validated};
 
 /// Asks the overload policy.
 #[derive(Debug)]
@@ -23,6 +23,9 @@ pub struct OverloadSeat {
     /// Its level is state: it moves with every call that the default answers.
     fallback: Ladder,
     scratch: Scratch,
+    /// As `scratch`, where the default answers: what the policy was passed stays readable.
+    fallback_scratch: Scratch,
+    facts: FactQueue,
 }
 
 /// Buffers of a call.
@@ -50,7 +53,13 @@ impl OverloadSeat {
     /// A seat that has asked nothing yet. The default ladder refuses inputs beyond a part of `context_window_tokens`.
     pub fn new(run_seed: u64, context_window_tokens: u32) -> Self {
         let fallback = Ladder::new(context_window_tokens);
-        Self { minted: Minted::new(run_seed), fallback, scratch: Scratch::default() }
+        Self {
+            minted: Minted::new(run_seed),
+            fallback,
+            scratch: Scratch::default(),
+            fallback_scratch: Scratch::default(),
+            facts: FactQueue::default(),
+        }
     }
 
     /// Asks. `actions` becomes what to do; `standing` is the stance in force until now.
@@ -68,11 +77,15 @@ impl OverloadSeat {
         R: RowSource<ReplicaSignal>,
     {
         let call = self.minted.next(Question::Overload, now);
-        let reason = match self.scratch.put(policy, &call, sources, standing, actions) {
+        let reason = match self
+            .facts
+            .deliver(policy)
+            .and_then(|()| self.scratch.put(policy, &call, sources, standing, actions))
+        {
             Ok(validated) => return Asked::by_policy(call.number, validated),
             Err(reason) => reason,
         };
-        let answer = self.scratch.put(&mut self.fallback, &call, sources, standing, actions);
+        let answer = self.fallback_scratch.put(&mut self.fallback, &call, sources, standing, actions);
         let validated = answer.expect("the native default answers every call well-formed");
         Asked::by_default(call.number, validated, reason)
     }
@@ -92,16 +105,23 @@ impl OverloadSeat {
         &self.scratch.replicas
     }
 
+    /// Facts that wait for the next call.
+    pub fn facts_mut(&mut self) -> &mut FactQueue {
+        &mut self.facts
+    }
+
     /// Writes what outlives a call.
     pub fn encode(&self, out: &mut Writer) {
         self.minted.encode(out);
+        self.facts.encode(out);
         self.fallback.encode(out);
     }
 
     /// Reads what [`Self::encode`] wrote.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let minted = Minted::decode(from)?;
-        Ok(Self { minted, fallback: Ladder::decode(from)?, scratch: Scratch::default() })
+        let facts = FactQueue::decode(from)?;
+        Ok(Self { minted, facts, fallback: Ladder::decode(from)?, ..Self::new(0, 0) })
     }
 }
 
@@ -133,16 +153,15 @@ impl Scratch {
             Answer::NoOpinion => Err(FallbackReason::NoOpinion),
             Answer::Fault(kind) => Err(FallbackReason::Fault(kind)),
             Answer::Proposal(stance) => {
-                let stale_us = sources.context.common(CommonSignal::StaleLoadUs).unwrap_or(STALE_LOAD_UNKNOWN_US);
+                let stale_us =
+                    fill::or_fill(CommonSignal::StaleLoadUs, sources.context.common(CommonSignal::StaleLoadUs));
                 let founded = busy_is_founded(sources.replicas, stale_us);
-                outcome(validate::stance(stance, &self.actions, policy.terms(), standing, founded, actions))
+                let check = StanceCheck { terms: policy.terms(), standing, busy_founded: founded };
+                outcome(check.stance(stance, &self.actions, actions))
             }
         }
     }
 }
-
-/// What `stale-load-us` reads as when the host does not say.
-const STALE_LOAD_UNKNOWN_US: u64 = 500_000;
 
 /// May everyone be told that all is busy? Only while every ready replica's load is known, fresh and not zero, and there is one.
 ///

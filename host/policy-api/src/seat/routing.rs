@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use penstock_base::Instant;
 use penstock_base::codec::{DecodeError, Reader, Writer};
 
-use super::{Asked, FallbackReason, Minted, fill, outcome};
+use super::{Asked, FactQueue, FallbackReason, Minted, fill, outcome};
 use crate::call::Call;
 use crate::generated::{ReplicaSignal, RoutingSignal};
 use crate::matrix::{Context, Matrix};
@@ -23,6 +23,9 @@ pub struct RoutingSeat {
     minted: Minted,
     fallback: OverlapLoad,
     scratch: Scratch,
+    /// As `scratch`, where the default answers: what the policy was passed stays readable.
+    fallback_scratch: Scratch,
+    facts: FactQueue,
 }
 
 /// Buffers of a call.
@@ -47,7 +50,13 @@ pub struct PlaceAsked<'a> {
 impl RoutingSeat {
     /// A seat that has asked nothing yet.
     pub fn new(run_seed: u64) -> Self {
-        Self { minted: Minted::new(run_seed), fallback: OverlapLoad::new(), scratch: Scratch::default() }
+        Self {
+            minted: Minted::new(run_seed),
+            fallback: OverlapLoad::new(),
+            scratch: Scratch::default(),
+            fallback_scratch: Scratch::default(),
+            facts: FactQueue::default(),
+        }
     }
 
     /// Asks over the rows of `replicas`, whose indices the decision names. Without rows the ranking is empty.
@@ -60,11 +69,12 @@ impl RoutingSeat {
         replicas: &impl RowSource<ReplicaSignal>,
     ) -> Asked<RoutingDecision> {
         let call = self.minted.next(Question::Routing, now);
-        let reason = match self.scratch.put(policy, &call, asked, context, replicas) {
-            Ok(validated) => return Asked::by_policy(call.number, validated),
-            Err(reason) => reason,
-        };
-        let answer = self.scratch.put(&mut self.fallback, &call, asked, context, replicas);
+        let reason =
+            match self.facts.deliver(policy).and_then(|()| self.scratch.put(policy, &call, asked, context, replicas)) {
+                Ok(validated) => return Asked::by_policy(call.number, validated),
+                Err(reason) => reason,
+            };
+        let answer = self.fallback_scratch.put(&mut self.fallback, &call, asked, context, replicas);
         let validated = answer.unwrap_or_else(|why| {
             debug_assert_eq!(
                 (why, replicas.rows()),
@@ -85,7 +95,7 @@ impl RoutingSeat {
         replicas: &impl RowSource<ReplicaSignal>,
         ranked: &mut Vec<u32>,
     ) {
-        let scratch = &mut self.scratch;
+        let scratch = &mut self.fallback_scratch;
         scratch.fill(&self.fallback, asked.request, context, replicas);
         let values = Context { values: &scratch.values };
         self.fallback.rank(asked.request, values, &scratch.rows, ranked);
@@ -101,14 +111,21 @@ impl RoutingSeat {
         &self.scratch.rows
     }
 
+    /// Facts that wait for the next call.
+    pub fn facts_mut(&mut self) -> &mut FactQueue {
+        &mut self.facts
+    }
+
     /// Writes what outlives a call.
     pub fn encode(&self, out: &mut Writer) {
         self.minted.encode(out);
+        self.facts.encode(out);
     }
 
     /// Reads what [`Self::encode`] wrote.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        Ok(Self { minted: Minted::decode(from)?, ..Self::new(0) })
+        let minted = Minted::decode(from)?;
+        Ok(Self { minted, facts: FactQueue::decode(from)?, ..Self::new(0) })
     }
 }
 

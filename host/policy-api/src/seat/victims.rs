@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use penstock_base::Instant;
 use penstock_base::codec::{DecodeError, Reader, Writer};
 
-use super::{Asked, FallbackReason, Minted, fill, outcome};
+use super::{Asked, FactQueue, FallbackReason, Minted, fill, outcome};
 use crate::call::Call;
 use crate::generated::{RunningSignal, VictimsSignal};
 use crate::matrix::{Context, Matrix};
@@ -22,6 +22,9 @@ pub struct VictimsSeat {
     minted: Minted,
     fallback: ClassFirst,
     scratch: Scratch,
+    /// As `scratch`, where the default answers: what the policy was passed stays readable.
+    fallback_scratch: Scratch,
+    facts: FactQueue,
 }
 
 /// Buffers of a call.
@@ -37,7 +40,13 @@ struct Scratch {
 impl VictimsSeat {
     /// A seat that has asked nothing yet.
     pub fn new(run_seed: u64) -> Self {
-        Self { minted: Minted::new(run_seed), fallback: ClassFirst::new(), scratch: Scratch::default() }
+        Self {
+            minted: Minted::new(run_seed),
+            fallback: ClassFirst::new(),
+            scratch: Scratch::default(),
+            fallback_scratch: Scratch::default(),
+            facts: FactQueue::default(),
+        }
     }
 
     /// Asks over the rows of `running`. `victims` becomes the sequences to preempt, in order, at most `take-sequences` of them; the
@@ -51,11 +60,15 @@ impl VictimsSeat {
         victims: &mut Vec<Victim>,
     ) -> Asked<()> {
         let call = self.minted.next(Question::Victims, now);
-        let reason = match self.scratch.put(policy, &call, context, running, victims) {
+        let reason = match self
+            .facts
+            .deliver(policy)
+            .and_then(|()| self.scratch.put(policy, &call, context, running, victims))
+        {
             Ok(validated) => return Asked::by_policy(call.number, validated),
             Err(reason) => reason,
         };
-        let answer = self.scratch.put(&mut self.fallback, &call, context, running, victims);
+        let answer = self.fallback_scratch.put(&mut self.fallback, &call, context, running, victims);
         let validated = answer.unwrap_or_else(|why| {
             debug_assert_eq!(
                 why,
@@ -78,19 +91,23 @@ impl VictimsSeat {
         &self.scratch.rows
     }
 
+    /// Facts that wait for the next call.
+    pub fn facts_mut(&mut self) -> &mut FactQueue {
+        &mut self.facts
+    }
+
     /// Writes what outlives a call.
     pub fn encode(&self, out: &mut Writer) {
         self.minted.encode(out);
+        self.facts.encode(out);
     }
 
     /// Reads what [`Self::encode`] wrote.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        Ok(Self { minted: Minted::decode(from)?, ..Self::new(0) })
+        let minted = Minted::decode(from)?;
+        Ok(Self { minted, facts: FactQueue::decode(from)?, ..Self::new(0) })
     }
 }
-
-/// What `take-sequences` reads as when the host does not say.
-const TAKE_UNKNOWN: u64 = 4;
 
 impl Scratch {
     fn put(
@@ -110,7 +127,7 @@ impl Scratch {
             Answer::Fault(kind) => Err(FallbackReason::Fault(kind)),
             Answer::Proposal(()) if self.yielders.is_empty() => Err(FallbackReason::NoOpinion),
             Answer::Proposal(()) => {
-                let take = context.value(VictimsSignal::TakeSequences).unwrap_or(TAKE_UNKNOWN);
+                let take = fill::or_fill(VictimsSignal::TakeSequences, context.value(VictimsSignal::TakeSequences));
                 outcome(validate::victims(&self.yielders, self.rows.rows(), take, &mut self.marks, victims))
             }
         }
