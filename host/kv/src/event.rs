@@ -91,6 +91,10 @@ impl EventLog {
         Self { waiting: Vec::with_capacity(capacity as usize), capacity: capacity as usize, next: 0, lost: 0 }
     }
 
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.waiting.capacity() * size_of::<KvEvent>()
+    }
+
     pub(crate) fn push(&mut self, change: KvChange) {
         let sequence = self.next;
         self.next += 1;

@@ -6,6 +6,7 @@
 
 use core::cmp::Reverse;
 
+use penstock_base::codec::{DecodeError, Reader, Writer};
 use penstock_base::{BlockRef, ClassRank, Duration, Instant, TenantId, TrustGroup};
 
 use crate::list::{Links, List};
@@ -66,6 +67,15 @@ pub(crate) enum Pricing {
     Asked,
     /// Has a policy's price.
     Answered,
+}
+
+impl Pricing {
+    pub(crate) fn from_code(code: u8) -> Result<Self, DecodeError> {
+        [Self::Unasked, Self::Waiting, Self::Asked, Self::Answered]
+            .get(usize::from(code))
+            .copied()
+            .ok_or(DecodeError::Invalid("pricing"))
+    }
 }
 
 /// The orders in which cached blocks leave.
@@ -147,10 +157,6 @@ impl EvictionOrder {
         &self.waiting
     }
 
-    pub(crate) fn waiting_links(&self) -> &Links {
-        &self.links
-    }
-
     pub(crate) fn add_expiry(&mut self, nodes: &[Node], i: u32) {
         if nodes[i as usize].expires != Instant::NEVER {
             self.by_expiry.insert(&mut self.soonest, i, |a, b| expiry_order(nodes, a) < expiry_order(nodes, b));
@@ -190,12 +196,32 @@ impl EvictionOrder {
         self.by_expiry.contains(i)
     }
 
-    /// Restores the queue of a snapshot before its leaves are added.
-    pub(crate) fn restore_waiting(
-        &mut self,
-        from: &mut penstock_base::codec::Reader<'_>,
-    ) -> Result<(), penstock_base::codec::DecodeError> {
-        self.waiting = self.links.decode(from)?;
-        Ok(())
+    pub(crate) fn is_waiting(&self, i: u32) -> bool {
+        self.links.contains(i)
+    }
+
+    /// Members of all three orders stand as the nodes say, in order: the full walk's part.
+    pub(crate) fn is_sorted(&self, nodes: &[Node]) -> bool {
+        self.in_order().map(|i| price_order(nodes, i)).is_sorted()
+            && self.by_expiry.iter(self.soonest).map(|i| expiry_order(nodes, i)).is_sorted()
+    }
+
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.by_price.reserved_bytes()
+            + self.by_tenant.reserved_bytes()
+            + self.by_expiry.reserved_bytes()
+            + self.links.reserved_bytes()
+    }
+
+    /// Writes the queue of questions; the orders follow from the nodes.
+    pub(crate) fn encode(&self, out: &mut Writer) {
+        self.links.encode(&self.waiting, out);
+    }
+
+    /// Reads the queue; expiries and leaves are added by whoever knows the nodes.
+    pub(crate) fn decode(blocks: u32, from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let mut order = Self::new(blocks);
+        order.waiting = order.links.decode(from)?;
+        Ok(order)
     }
 }

@@ -45,6 +45,10 @@ impl Ghosts {
         Some(ghost.evicted)
     }
 
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.ring.capacity() * size_of::<Ghost>() + self.slots.reserved_bytes()
+    }
+
     pub(crate) fn push(&mut self, key: BlockKey, evicted: Instant) {
         if self.capacity == 0 {
             return;

@@ -69,6 +69,10 @@ impl HashIndex {
         self.buckets[hole] = NONE;
     }
 
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.buckets.capacity() * size_of::<u32>()
+    }
+
     pub(crate) fn clear(&mut self) {
         self.buckets.fill(NONE);
     }

@@ -4,9 +4,10 @@ use alloc::vec::Vec;
 
 use penstock_base::{BlockKey, BlockRef, Instant, TenantId};
 
+use crate::call::Flush;
 use crate::event::{KvChange, KvEvent, RemoveCause};
 use crate::evict::RunRow;
-use crate::kv::{Flush, Kv};
+use crate::kv::Kv;
 use crate::list::NONE;
 use crate::pool::{BlockState, StaleRef};
 use crate::stats::CacheTotals;

@@ -13,185 +13,14 @@
 //! policy first makes that a better choice, never a possible one.
 
 use alloc::vec::Vec;
-use core::fmt;
 
-use penstock_base::limits::{POOL_BLOCKS_MAX, TENANTS_MAX};
-use penstock_base::{BatchId, BlockRef, ClassRank, Instant, TrustGroup};
+use penstock_base::{BatchId, BlockRef, Instant};
 
-use crate::event::RemoveCause;
+use crate::call::{Admit, Admitted, CopyOnWrite, Extend, KvConfig, KvError, Prefix, Released};
 use crate::pool::{BlockPool, BlockState, Counts, StaleRef};
-use crate::prefix::{Holder, Keys, PrefixCache};
+use crate::prefix::{Keys, PrefixCache};
 use crate::reserve::{OwnerId, Reservations};
 use crate::table::BlockTable;
-use crate::watermark::Watermarks;
-
-/// Sizes of one replica's block bookkeeping. Everything is reserved at construction.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct KvConfig {
-    /// Blocks of the pool, 1..=[`POOL_BLOCKS_MAX`].
-    pub blocks: u32,
-    /// Tokens of one block, at least 1.
-    pub block_size_tokens: u32,
-    /// Holders of reservations: [`OwnerId`] is below it.
-    pub owners: u32,
-    /// Tenants with stored content, 1..=[`TENANTS_MAX`]. Content of further ones is not stored.
-    pub tenants: u32,
-    /// Events between two [`Kv::take_events`]; further ones are lost and leave a gap.
-    pub events: u32,
-    /// When to evict.
-    pub watermarks: Watermarks,
-}
-
-impl KvConfig {
-    /// Defaults for a pool of `blocks` blocks of 16 tokens: 1,024 owners and tenants, room for 65,536 events.
-    pub fn with_blocks(blocks: u32) -> Self {
-        Self {
-            blocks,
-            block_size_tokens: 16,
-            owners: 1_024,
-            tenants: 1_024,
-            events: 65_536,
-            watermarks: Watermarks::default(),
-        }
-    }
-
-    fn check(&self) -> Result<(), KvError> {
-        let sane = (1..=POOL_BLOCKS_MAX).contains(&self.blocks)
-            && self.block_size_tokens > 0
-            && (1..=TENANTS_MAX).contains(&(self.tenants as usize))
-            && self.watermarks.is_valid();
-        if sane { Ok(()) } else { Err(KvError::Config) }
-    }
-}
-
-/// Why a call changed nothing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum KvError {
-    /// A size in [`KvConfig`] is out of range.
-    Config,
-    /// So many blocks are missing; the caller preempts, waits or refuses.
-    NoRoom {
-        /// Blocks missing.
-        short_blocks: u32,
-    },
-    /// The block table has no room for that many entries.
-    TableFull,
-    /// The table must be empty for this call.
-    TableInUse,
-    /// No such owner.
-    UnknownOwner(OwnerId),
-    /// A reference names no living content.
-    Stale(StaleRef),
-}
-
-impl fmt::Display for KvError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config => write!(f, "a size of the block pool is out of range"),
-            Self::NoRoom { short_blocks } => write!(f, "{short_blocks} blocks are missing"),
-            Self::TableFull => write!(f, "the block table is full"),
-            Self::TableInUse => write!(f, "the block table is in use"),
-            Self::UnknownOwner(owner) => write!(f, "no reservation owner {}", owner.0),
-            Self::Stale(stale) => stale.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for KvError {}
-
-impl From<StaleRef> for KvError {
-    fn from(stale: StaleRef) -> Self {
-        Self::Stale(stale)
-    }
-}
-
-/// What [`Kv::admit`] is asked for.
-#[derive(Clone, Copy, Debug)]
-pub struct Admit<'a> {
-    /// Who gets the promise.
-    pub owner: OwnerId,
-    /// Keys of the full blocks of the input.
-    pub keys: Keys<'a>,
-    /// Tokens to have in KV before the next one is sampled: the prompt, and on resume what was generated.
-    pub input_tokens: u32,
-    /// Blocks that the owner may come to hold through this promise, the found ones included.
-    pub total_blocks: u32,
-    /// Class of the request: what it finds was used by that class.
-    pub class: ClassRank,
-}
-
-/// Leading blocks that are in the cache.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Prefix {
-    /// Whole blocks.
-    pub blocks: u32,
-    /// Tokens in them: at most the input less one, so that something is left to compute.
-    pub tokens: u32,
-}
-
-/// What [`Kv::admit`] did.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Admitted {
-    /// Found and referenced; these blocks are in the table.
-    pub prefix: Prefix,
-    /// Promised beyond them.
-    pub reserved_blocks: u32,
-}
-
-/// What [`Kv::extend`] is asked for: the tokens that a row is about to write.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Extend {
-    /// Whose promise pays first.
-    pub owner: OwnerId,
-    /// Position of the first token written.
-    pub start: u32,
-    /// Tokens written.
-    pub tokens: u32,
-    /// The batch that will write them; it also reads the source of a copy.
-    pub batch: BatchId,
-}
-
-/// A block that was shared or findable and was replaced before a write. The caller copies, then writes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CopyOnWrite {
-    /// Table entry that changed.
-    pub index: u32,
-    /// Where the content is; it stays as it is.
-    pub from: BlockRef,
-    /// Where it must be: the new entry.
-    pub to: BlockRef,
-    /// Leading tokens that must be copied; 0 when all of it is overwritten.
-    pub tokens: u32,
-}
-
-/// A table entry that now names another block with the same content.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Adopted {
-    /// Table entry that changed.
-    pub index: u32,
-    /// The new entry.
-    pub block: BlockRef,
-}
-
-/// What [`Kv::confirm`] did.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Confirmed {
-    /// Blocks stored under their key now.
-    pub stored: u32,
-    /// Blocks that were stored by another sequence first; the table names that one now.
-    pub adopted: u32,
-    /// Blocks of the call that are still not in the cache.
-    pub left: u32,
-}
-
-/// What a secure clean-up covers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Flush {
-    /// Everything.
-    All,
-    /// One cache-sharing domain.
-    Trust(TrustGroup),
-}
 
 /// Block pool, reservations and prefix cache of one replica.
 ///
@@ -252,6 +81,11 @@ impl Kv {
         self.cache.stored()
     }
 
+    /// Memory that the bookkeeping holds; the same from construction on.
+    pub fn reserved_bytes(&self) -> usize {
+        self.pool.reserved_bytes() + self.reservations.reserved_bytes() + self.cache.reserved_bytes()
+    }
+
     fn no_room(&self, missing: u32) -> KvError {
         KvError::NoRoom { short_blocks: missing - self.available_blocks() }
     }
@@ -297,8 +131,9 @@ impl Kv {
             return Err(KvError::TableFull);
         }
         let rest = ask.total_blocks.saturating_sub(blocks);
-        if rest + leaving > self.available_blocks() {
-            return Err(self.no_room(rest + leaving));
+        let need = rest.saturating_add(leaving);
+        if need > self.available_blocks() {
+            return Err(self.no_room(need));
         }
         let mut parent = None;
         for index in 0..blocks {
@@ -322,7 +157,7 @@ impl Kv {
         Ok(())
     }
 
-    fn acquire_stored(&mut self, i: u32) -> Result<BlockRef, KvError> {
+    pub(crate) fn acquire_stored(&mut self, i: u32) -> Result<BlockRef, KvError> {
         let block = self.pool.reference(i);
         if self.pool.acquire(block)? == BlockState::Cached {
             self.cache.set_busy(i);
@@ -361,9 +196,17 @@ impl Kv {
         Ok(())
     }
 
-    /// Takes back what is left of the promise to `owner`; how much that was.
-    pub fn unreserve(&mut self, owner: OwnerId) -> u32 {
-        self.reservations.take(owner, u32::MAX)
+    /// Takes back up to `blocks` of what is left of the promise to `owner` ([`u32::MAX`]: all of it); how much that was.
+    pub fn unreserve(&mut self, owner: OwnerId, blocks: u32) -> u32 {
+        self.reservations.take(owner, blocks)
+    }
+
+    /// Hands up to `blocks` of one owner's promise to another, as when a request's promise is divided among its sequences.
+    pub fn move_reserved(&mut self, from: OwnerId, to: OwnerId, blocks: u32) -> Result<u32, KvError> {
+        self.check_owner(to)?;
+        let moved = self.reservations.take(from, blocks);
+        self.reservations.add(to, moved);
+        Ok(moved)
     }
 
     // --- Growing -------------------------------------------------------------------------------------------------------------
@@ -411,10 +254,13 @@ impl Kv {
         table: &mut BlockTable,
         copies: &mut Vec<CopyOnWrite>,
     ) -> Result<(), KvError> {
+        if row.tokens == 0 {
+            return Ok(());
+        }
         let size = self.config.block_size_tokens;
         let first = row.start / size;
         let end = (u64::from(row.start) + u64::from(row.tokens)).div_ceil(u64::from(size));
-        if end > u64::from(table.capacity()) || first > table.len() {
+        if end > u64::from(table.capacity()) {
             return Err(KvError::TableFull);
         }
         let end = end as u32;
@@ -443,127 +289,15 @@ impl Kv {
         Ok(())
     }
 
-    // --- Storing -------------------------------------------------------------------------------------------------------------
-
-    /// Stores the computed and confirmed blocks of `table` up to entry `upto` (exclusive) that are not stored yet.
-    ///
-    /// Where another sequence stored the same content first, that block is kept and listed instead (pushed to `adopted`, to be patched at
-    /// the executor), and this table's own copy is let go behind `fence`. Stops at the first block that cannot be stored; a later call
-    /// tries again from there.
-    pub fn confirm(
-        &mut self,
-        now: Instant,
-        table: &mut BlockTable,
-        ask: Confirm<'_>,
-        adopted: &mut Vec<Adopted>,
-    ) -> Confirmed {
-        let mut done = Confirmed::default();
-        let upto = ask.upto.min(table.len()).min(ask.keys.len());
-        while !ask.holder.no_store && table.confirmed_blocks() < upto {
-            let index = table.confirmed_blocks();
-            match self.confirm_one(now, table, index, &ask) {
-                Some(None) => done.stored += 1,
-                Some(Some(block)) => {
-                    done.adopted += 1;
-                    adopted.push(Adopted { index, block });
-                }
-                None => break,
-            }
-            table.set_confirmed(index + 1);
-        }
-        done.left = upto.saturating_sub(table.confirmed_blocks());
-        done
-    }
-
-    /// Stores one entry: none when it cannot be, the other block when that one was first.
-    fn confirm_one(
-        &mut self,
-        now: Instant,
-        table: &mut BlockTable,
-        index: u32,
-        ask: &Confirm<'_>,
-    ) -> Option<Option<BlockRef>> {
-        let (block, key) = (table.get(index)?, ask.keys.get(index)?);
-        let parent = match index.checked_sub(1) {
-            None => None,
-            Some(before) => {
-                let parent = table.get(before)?.index;
-                let node = self.cache.node(parent);
-                if !node.used || Some(node.key) != ask.keys.get(before) {
-                    self.cache.stats.totals.unstored_blocks += 1;
-                    return None;
-                }
-                Some(parent)
-            }
-        };
-        if ask.holder.expires <= now || self.pool.state(block) != Some(BlockState::Active) {
-            self.cache.stats.totals.unstored_blocks += 1;
-            return None;
-        }
-        if let Some(first) = self.cache.find(key)
-            && self.cache.node(first).expires <= now
-        {
-            self.forget_below(now, first, RemoveCause::Expired);
-        }
-        match self.cache.find(key) {
-            None if self.pool.keyed_at(block.index) => None,
-            None => {
-                if !self.cache.insert(block.index, key, parent, &ask.holder, now) {
-                    self.cache.stats.totals.unstored_blocks += 1;
-                    return None;
-                }
-                self.pool.set_keyed(block.index);
-                Some(None)
-            }
-            Some(first) if first == block.index => Some(None),
-            Some(first) if self.cache.find_child(parent, key, now) != Some(first) => {
-                self.cache.stats.totals.collisions += 1;
-                None
-            }
-            Some(first) => self.adopt(now, table, index, first, ask),
-        }
-    }
-
-    /// Lists `first` in place of the block with the same content at `index`.
-    fn adopt(
-        &mut self,
-        now: Instant,
-        table: &mut BlockTable,
-        index: u32,
-        first: u32,
-        ask: &Confirm<'_>,
-    ) -> Option<Option<BlockRef>> {
-        // Until the fence of the own copy passes, the pool is one block poorer; promises must still hold.
-        if self.cache.is_evictable(first) && self.available_blocks() == 0 {
-            return None;
-        }
-        let block = self.acquire_stored(first).ok()?;
-        self.cache.note_use(first, now);
-        let own = table.replace(index, block);
-        self.drop_reference(now, own, ask.fence).ok()?;
-        self.cache.stats.totals.duplicate_blocks += 1;
-        Some(Some(block))
-    }
-
-    /// Takes the stored content of `table` from entry `from` on out of the cache, with everything that follows it: output of a cancelled
-    /// request is nobody's prefix. Content that other tables list too is left alone, and so is what precedes it.
-    pub fn forget(&mut self, now: Instant, table: &mut BlockTable, from: u32) -> u32 {
-        let mut forgotten = 0;
-        for index in (from..table.confirmed_blocks()).rev() {
-            let Some(block) = table.get(index) else { continue };
-            if self.pool.refs(block) > 1 || !self.cache.node(block.index).used {
-                break;
-            }
-            forgotten += self.forget_below(now, block.index, RemoveCause::Forgotten);
-            table.set_confirmed(index);
-        }
-        forgotten
-    }
-
     // --- Ending --------------------------------------------------------------------------------------------------------------
 
     /// One table lists `block` no more.
-    fn drop_reference(&mut self, now: Instant, block: BlockRef, fence: Option<BatchId>) -> Result<BlockState, KvError> {
+    pub(crate) fn drop_reference(
+        &mut self,
+        now: Instant,
+        block: BlockRef,
+        fence: Option<BatchId>,
+    ) -> Result<BlockState, KvError> {
         let state = self.pool.release(block, fence)?;
         if self.pool.state(block).is_some() && self.pool.keyed_at(block.index) {
             self.cache.note_use(block.index, now);
@@ -614,32 +348,4 @@ impl Kv {
     pub fn exclusive_blocks(&self, table: &BlockTable) -> u32 {
         table.blocks().iter().filter(|block| self.pool.is_exclusive(**block)).count() as u32
     }
-}
-
-/// What [`Kv::confirm`] is asked for.
-#[derive(Clone, Copy, Debug)]
-pub struct Confirm<'a> {
-    /// Keys of the sequence's full blocks.
-    pub keys: Keys<'a>,
-    /// Leading blocks that are full and whose batches are done.
-    pub upto: u32,
-    /// For whom.
-    pub holder: Holder,
-    /// The last submitted batch that touches the sequence.
-    pub fence: Option<BatchId>,
-}
-
-/// What became of the blocks of a table that let go of them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Released {
-    /// Free at once.
-    pub freed: u32,
-    /// Kept for their content.
-    pub cached: u32,
-    /// Behind a fence or a lease.
-    pub deferred: u32,
-    /// Still listed elsewhere.
-    pub shared: u32,
-    /// References that were stale; counted no-ops.
-    pub stale: u32,
 }

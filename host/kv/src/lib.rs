@@ -7,6 +7,9 @@
 extern crate alloc;
 
 mod bytes;
+mod call;
+mod check;
+mod encode;
 mod event;
 mod evict;
 mod ghost;
@@ -19,6 +22,7 @@ mod pool;
 mod prefix;
 mod reserve;
 mod stats;
+mod store;
 mod table;
 mod tenant;
 mod transfer;
@@ -26,11 +30,13 @@ mod watermark;
 mod window;
 
 pub use bytes::KvShape;
+pub use call::{
+    Admit, Admitted, Adopted, Confirm, Confirmed, CopyOnWrite, Extend, Flush, KvConfig, KvError, Prefix, Released,
+};
+pub use check::Violation;
 pub use event::{KvChange, KvEvent, RemoveCause};
 pub use evict::RunRow;
-pub use kv::{
-    Admit, Admitted, Adopted, Confirm, Confirmed, CopyOnWrite, Extend, Flush, Kv, KvConfig, KvError, Prefix, Released,
-};
+pub use kv::Kv;
 pub use pool::{BlockPool, BlockState, Counts, StaleRef};
 pub use prefix::{Holder, Keys, RECENT_HALF_LIFE};
 pub use reserve::{OwnerId, Reservations};

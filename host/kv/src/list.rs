@@ -41,6 +41,10 @@ impl Links {
         Self(alloc::vec![[OUT, NONE]; len])
     }
 
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.0.capacity() * size_of::<[u32; 2]>()
+    }
+
     pub(crate) fn contains(&self, i: u32) -> bool {
         self.0[i as usize][0] != OUT
     }

@@ -50,6 +50,10 @@ impl Ordered {
         Self(alloc::vec![Links { left: NONE, right: NONE, up: OUT }; len])
     }
 
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.0.capacity() * size_of::<Links>()
+    }
+
     pub(crate) fn contains(&self, i: u32) -> bool {
         self.0[i as usize].up != OUT
     }

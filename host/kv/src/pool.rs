@@ -18,6 +18,7 @@ use core::fmt;
 use penstock_base::codec::{DecodeError, Reader, Writer};
 use penstock_base::{BatchId, BlockRef};
 
+use crate::check::Violation;
 use crate::list::{Links, List};
 
 /// Where a block stands.
@@ -263,6 +264,7 @@ impl BlockPool {
     }
 
     fn give_free(&mut self, i: u32) {
+        self.blocks[i as usize].fence = 0;
         self.enter(i, BlockState::Free);
         self.links.push_front(&mut self.free, i);
     }
@@ -395,5 +397,92 @@ impl BlockPool {
         };
         b.leases = left;
         Ok(if left == 0 && b.state == BlockState::Leased { self.leave(i) } else { b.state })
+    }
+
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.blocks.capacity() * size_of::<Block>() + self.links.reserved_bytes()
+    }
+
+    /// Recounts states and lists: the pool's part of the full walk.
+    pub(crate) fn check(&self) -> Result<(), Violation> {
+        let (mut counted, mut listed) = (Counts::default(), 0);
+        for (i, block) in (0u32..).zip(&self.blocks) {
+            *counted.slot(block.state) += 1;
+            let queued = matches!(block.state, BlockState::Free | BlockState::Reclaimable);
+            let sound = (block.refs > 0) == (block.state == BlockState::Active)
+                && (block.leases > 0 || block.state != BlockState::Leased)
+                && (block.leases == 0 || matches!(block.state, BlockState::Active | BlockState::Leased))
+                && (block.fence > self.retired || block.state != BlockState::Reclaimable)
+                && (block.keyed || block.state != BlockState::Cached)
+                && (!block.keyed
+                    || !matches!(block.state, BlockState::Free | BlockState::Landing | BlockState::Quarantined))
+                && self.links.contains(i) == queued;
+            if !sound {
+                return Err(Violation::Block(i));
+            }
+        }
+        if counted != self.counts || counted.sum() != u64::from(self.len()) {
+            return Err(Violation::Counts { kept: self.counts, counted });
+        }
+        for i in self.links.iter(&self.free) {
+            listed += u32::from(self.state_at(i) == BlockState::Free);
+        }
+        for (k, list) in (0..).zip(&self.fences) {
+            let belongs = |i: &u32| {
+                let block = self.blocks[*i as usize];
+                block.state == BlockState::Reclaimable && Self::fence_list(block.fence) == k
+            };
+            listed += self.links.iter(list).filter(belongs).count() as u32;
+        }
+        let lengths = self.free.len() + self.fences.iter().map(List::len).sum::<u32>();
+        let expected = counted.free + counted.reclaimable;
+        if listed == expected && lengths == expected { Ok(()) } else { Err(Violation::Lists) }
+    }
+
+    pub(crate) fn encode(&self, out: &mut Writer) {
+        out.u64(self.retired);
+        out.u64(self.stale_count);
+        for block in &self.blocks {
+            out.u32(block.generation);
+            out.u8(block.state as u8);
+            if block.state != BlockState::Free {
+                out.u32(block.refs);
+                out.u32(block.leases);
+                out.u64(block.fence);
+                out.bool(block.keyed);
+            }
+        }
+        self.links.encode(&self.free, out);
+        for list in &self.fences {
+            self.links.encode(list, out);
+        }
+    }
+
+    /// Reads a pool of `blocks` blocks; whether it is sound is for the full walk to say.
+    pub(crate) fn decode(blocks: u32, from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let mut pool = Self {
+            blocks: Vec::with_capacity(blocks as usize),
+            links: Links::new(blocks as usize),
+            free: List::default(),
+            fences: [List::default(); FENCE_LISTS],
+            retired: from.u64()?,
+            counts: Counts::default(),
+            stale_count: from.u64()?,
+        };
+        for _ in 0..blocks {
+            let (generation, state) = (from.u32()?, BlockState::from_code(from.u8()?)?);
+            let mut block = Block { generation, refs: 0, leases: 0, fence: 0, state, keyed: false };
+            if state != BlockState::Free {
+                (block.refs, block.leases) = (from.u32()?, from.u32()?);
+                (block.fence, block.keyed) = (from.u64()?, from.bool()?);
+            }
+            *pool.counts.slot(state) += 1;
+            pool.blocks.push(block);
+        }
+        pool.free = pool.links.decode(from)?;
+        for list in &mut pool.fences {
+            *list = pool.links.decode(from)?;
+        }
+        Ok(pool)
     }
 }

@@ -10,6 +10,7 @@
 
 use alloc::vec::Vec;
 
+use penstock_base::codec::DecodeError;
 use penstock_base::{BlockKey, ClassRank, Duration, Instant, Manifest, TenantId, Traits, TrustGroup};
 
 use crate::event::{EventLog, KvChange, RemoveCause};
@@ -149,7 +150,7 @@ impl Node {
         recent_at: 0,
     };
 
-    fn is_pinned(&self) -> bool {
+    pub(crate) fn is_pinned(&self) -> bool {
         !self.idle || self.held > 0
     }
 
@@ -477,5 +478,36 @@ impl PrefixCache {
             tenant_quota_blocks: tenant.quota(),
             price: node.price,
         }
+    }
+
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.nodes.capacity() * size_of::<Node>()
+            + self.index.reserved_bytes()
+            + self.tenants.reserved_bytes()
+            + self.order.reserved_bytes()
+            + self.ghosts.reserved_bytes()
+            + self.events.reserved_bytes()
+    }
+
+    /// Derives index, counts and orders from nodes, tenants and queue that were read back.
+    pub(crate) fn rebuild(&mut self) -> Result<(), DecodeError> {
+        let (blocks, tenants) = (self.nodes.len() as u32, self.tenants.entries().len() as u32);
+        for i in 0..blocks {
+            let node = *self.node(i);
+            if !node.used {
+                continue;
+            }
+            if !node.links_within(blocks, tenants) || self.find(node.key).is_some() {
+                return Err(DecodeError::Invalid("cached block"));
+            }
+            self.index.insert(node.key.short(), i);
+            self.stored += 1;
+            self.evictable += u32::from(!node.is_pinned());
+            self.order.add_expiry(&self.nodes, i);
+            if node.idle && node.child == NONE {
+                self.order.add_leaf(&self.nodes, &mut self.tenants, i);
+            }
+        }
+        Ok(())
     }
 }

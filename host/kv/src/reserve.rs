@@ -54,6 +54,10 @@ impl Reservations {
         self.per_owner.iter().copied().map(u64::from).sum()
     }
 
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.per_owner.capacity() * size_of::<u32>()
+    }
+
     pub(crate) fn encode(&self, out: &mut Writer) {
         out.list(self.per_owner.iter(), |w, blocks| w.u32(*blocks));
     }

@@ -14,7 +14,7 @@ pub struct BlockTable {
     capacity: u32,
     /// Leading blocks that came out of the prefix cache.
     cached: u32,
-    /// Leading blocks whose content the prefix cache knows; the next confirmation starts here.
+    /// Leading blocks that were found or stored; the next confirmation starts here.
     confirmed: u32,
 }
 
@@ -54,7 +54,7 @@ impl BlockTable {
         self.cached
     }
 
-    /// Leading blocks that are in the prefix cache now, found or stored.
+    /// Leading blocks that were found in the prefix cache or stored there. They may have expired or been cleaned up since.
     pub fn confirmed_blocks(&self) -> u32 {
         self.confirmed
     }

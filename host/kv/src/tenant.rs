@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 
 use penstock_base::TenantId;
 use penstock_base::codec::{DecodeError, Reader, Writer};
-use penstock_base::map::Map;
 
+use crate::index::HashIndex;
 use crate::list::{Links, List};
 use crate::ordered::Root;
 
@@ -27,7 +27,7 @@ pub(crate) struct Tenant {
 pub(crate) struct Tenants {
     entries: Vec<Tenant>,
     capacity: u32,
-    by_id: Map<TenantId, u32>,
+    by_id: HashIndex,
     /// Entries without blocks, last given up first.
     unused: Vec<u32>,
     links: Links,
@@ -41,7 +41,7 @@ impl Tenants {
         Self {
             entries: Vec::with_capacity(room),
             capacity,
-            by_id: Map::with_capacity(room * 2),
+            by_id: HashIndex::new(capacity),
             unused: Vec::with_capacity(room),
             links: Links::new(room),
             over: List::default(),
@@ -53,7 +53,11 @@ impl Tenants {
     }
 
     pub(crate) fn find(&self, id: TenantId) -> Option<&Tenant> {
-        self.by_id.get(&id).map(|t| self.get(*t))
+        self.entry(id).map(|t| self.get(t))
+    }
+
+    fn entry(&self, id: TenantId) -> Option<u32> {
+        self.by_id.find(id.0, |t| self.entries[t as usize].id == id)
     }
 
     pub(crate) fn leaves_mut(&mut self, t: u32) -> &mut Root {
@@ -62,8 +66,8 @@ impl Tenants {
 
     /// One more block is stored for `id`, whose quota is `quota` from now on. None when there is no room for another tenant.
     pub(crate) fn store(&mut self, id: TenantId, quota: u64) -> Option<u32> {
-        let t = match self.by_id.get(&id) {
-            Some(t) => *t,
+        let t = match self.entry(id) {
+            Some(t) => t,
             None => {
                 let fresh = Tenant { id, stored: 0, cached: 0, quota, leaves: Root::default() };
                 let t = match self.unused.pop() {
@@ -77,7 +81,7 @@ impl Tenants {
                     }
                     None => return None,
                 };
-                self.by_id.insert(id, t);
+                self.by_id.insert(id.0, t);
                 t
             }
         };
@@ -94,7 +98,8 @@ impl Tenants {
         tenant.stored -= 1;
         if tenant.stored == 0 {
             debug_assert!(tenant.cached == 0 && tenant.leaves.is_empty());
-            self.by_id.remove(&tenant.id);
+            let (id, entries) = (tenant.id, &self.entries);
+            self.by_id.remove(id.0, t, |e| entries[e as usize].id.0);
             self.unused.push(t);
         }
     }
@@ -125,13 +130,21 @@ impl Tenants {
         self.over.first().map(|t| self.get(t))
     }
 
-    /// Stored and cached blocks as counted, for the full walk.
-    pub(crate) fn counts(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        self.entries.iter().map(|t| (t.stored, t.cached))
+    /// All entries, given up or not.
+    pub(crate) fn entries(&self) -> &[Tenant] {
+        &self.entries
     }
 
-    pub(crate) fn capacity(&self) -> u32 {
-        self.capacity
+    /// Is this entry listed as an offender?
+    pub(crate) fn is_over(&self, t: u32) -> bool {
+        self.links.contains(t)
+    }
+
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Tenant>()
+            + self.unused.capacity() * size_of::<u32>()
+            + self.by_id.reserved_bytes()
+            + self.links.reserved_bytes()
     }
 
     pub(crate) fn encode(&self, out: &mut Writer) {
@@ -157,24 +170,40 @@ impl Tenants {
         if entries.len() > capacity as usize || unused.len() != empty {
             return Err(DecodeError::Invalid("tenant count"));
         }
+        let mut once = unused.clone();
+        once.sort_unstable();
+        once.dedup();
+        if once.len() != unused.len() {
+            return Err(DecodeError::Invalid("unused tenant"));
+        }
         for t in &unused {
-            if entries.get(*t as usize).is_none_or(|t| t.stored != 0) {
+            if entries.get(*t as usize).is_none_or(|t| t.stored != 0 || t.cached != 0) {
                 return Err(DecodeError::Invalid("unused tenant"));
             }
         }
-        for (t, tenant) in (0u32..).zip(&entries) {
-            if tenant.stored > 0 && tenants.by_id.insert(tenant.id, t).is_some() {
-                return Err(DecodeError::Invalid("tenant twice"));
+        tenants.entries.extend(entries);
+        for t in 0..tenants.entries.len() as u32 {
+            let Tenant { id, stored, .. } = *tenants.get(t);
+            if stored > 0 {
+                if tenants.entry(id).is_some() {
+                    return Err(DecodeError::Invalid("tenant twice"));
+                }
+                tenants.by_id.insert(id.0, t);
             }
         }
-        tenants.entries.extend(entries);
         tenants.unused.extend_from_slice(&unused);
         tenants.over = tenants.links.decode(from)?;
+        if tenants.links.iter(&tenants.over).any(|t| t as usize >= tenants.entries.len()) {
+            return Err(DecodeError::Invalid("tenant over quota"));
+        }
         Ok(tenants)
     }
 }
 
 impl Tenant {
+    pub(crate) fn stored(&self) -> u32 {
+        self.stored
+    }
     pub(crate) fn cached(&self) -> u32 {
         self.cached
     }

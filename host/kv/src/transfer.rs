@@ -4,7 +4,8 @@ use alloc::vec::Vec;
 
 use penstock_base::{BlockRef, Instant};
 
-use crate::kv::{Kv, KvError};
+use crate::call::KvError;
+use crate::kv::Kv;
 use crate::pool::BlockState;
 use crate::reserve::OwnerId;
 use crate::table::BlockTable;
