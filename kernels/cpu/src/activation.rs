@@ -3,6 +3,8 @@
 //! # Numbers
 //! Per row and block: scale = largest magnitude / 127, q = the nearest integer to x * (127 / largest magnitude), ties to even. A block
 //! whose magnitudes stay below 1e-30 is all zero. Only the row's own values enter, so a row's bits do not depend on its neighbours.
+//! An infinity or NaN anywhere in a row makes the row's first scale NaN, so that every product of the row is NaN: integers cannot carry
+//! one, and a broken row must not turn into a plausible one.
 //!
 //! # Layout
 //! Rows are grouped in panels of eight; what is left over at the end forms panels of four, two and one. Inside a panel of R rows, the
@@ -227,8 +229,12 @@ kernel!(
 unsafe fn quantise_row_body<L: Lanes>(x: *const f32, k: usize, to: PanelRow) {
     // SAFETY: the caller vouches for `k` values at `x`, for the panel's room, and for the tier.
     unsafe {
+        let zero = L::splat(0.0);
+        // Stays zero as long as all values are finite.
+        let mut poison = zero;
         for block in 0..k / BLOCK {
             let (a, b) = (L::load(x.add(block * BLOCK)), L::load(x.add(block * BLOCK + LANES)));
+            poison = L::fma(b, zero, L::fma(a, zero, poison));
             let largest = L::reduce_max(L::max(L::abs(a), L::abs(b)));
             let (scale, inverse) = if largest > TINY { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) };
             let inverse = L::splat(inverse);
@@ -246,6 +252,9 @@ unsafe fn quantise_row_body<L: Lanes>(x: *const f32, k: usize, to: PanelRow) {
             to.scales.add(block * to.rows).write(scale);
             to.scaled_sums.add(block * to.rows).write(scale * sum as f32);
             to.sums.add(block * to.rows).write(sum);
+        }
+        if L::reduce_sum(poison) != 0.0 {
+            to.scales.write(f32::NAN);
         }
     }
 }

@@ -6,7 +6,8 @@
 //! **Row-invariant**: the bits of a row's result depend on that row and its sequence alone, not on the batch, the neighbours, the chunking
 //! of a prompt, the placement of blocks, the thread count or the [`Tier`]. Each module's header says what is added in which order. Kernels
 //! are written once, over sixteen abstract lanes, and instantiated per tier; the scalar instance is the oracle of the others, and the tests
-//! compare all of them bit by bit, and with f64 references by normalised mean square error. Inputs are taken to be finite.
+//! compare all of them bit by bit, and with f64 references by normalised mean square error. Equal bits are claimed for finite values; a
+//! row that is not finite stays so to the end.
 //!
 //! # Map
 //! - [`memory`]: huge-page buffers under a budget. [`pool`]: the thread pool.

@@ -40,6 +40,35 @@ unsafe fn exp_body<L: Lanes>(x: *const f32, groups: usize, max: f32, scale: f32,
     }
 }
 
+kernel!(
+    /// Whether `groups * 16` values are all finite.
+    fn finite_of(x: *const f32, groups: usize) -> bool = finite_body
+);
+
+#[inline(always)]
+unsafe fn finite_body<L: Lanes>(x: *const f32, groups: usize) -> bool {
+    // SAFETY: the caller vouches for the values and the tier.
+    unsafe {
+        let zero = L::splat(0.0);
+        let mut poison = zero;
+        for group in 0..groups {
+            poison = L::fma(L::load(x.add(group * LANES)), zero, poison);
+        }
+        L::reduce_sum(poison) == 0.0
+    }
+}
+
+/// Whether no value is infinite or NaN.
+///
+/// # Panics
+/// When the tier is not supported.
+pub fn all_finite(tier: Tier, x: &[f32]) -> bool {
+    assert!(tier.is_supported(), "tier {tier} is not supported here");
+    let groups = x.len() / LANES;
+    // SAFETY: the tier was checked; whole groups lie inside the slice.
+    unsafe { finite_of(tier, x.as_ptr(), groups) && x[groups * LANES..].iter().all(|x| x.is_finite()) }
+}
+
 /// Greatest value; NaN is passed over, and an empty row gives negative infinity.
 ///
 /// # Panics
@@ -61,7 +90,7 @@ pub fn argmax(tier: Tier, x: &[f32]) -> Option<usize> {
     x.iter().position(|&x| x == max)
 }
 
-/// Writes `e^((x - max) * scale)` and returns the sum: the softmax numerators and their denominator. Exponents below -87 count as -87.
+/// Writes `e^((x - max) * scale)` and returns the sum: the softmax numerators and their denominator. Exponents at or below -87 give 0.
 ///
 /// # Panics
 /// When the lengths differ or the tier is not supported.

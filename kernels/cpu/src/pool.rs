@@ -363,7 +363,8 @@ impl Session<'_> {
         if values < PARALLEL_VALUES_MIN { run_alone(tasks, &task) } else { self.run(tasks, task) }
     }
 
-    /// Calls `task(i, row)` for each row of `stride` values in `data`. Rows are disjoint, so each task owns its own.
+    /// Calls `task(i, row)` for each row of `stride` values in `data`. Rows are disjoint, so each task owns its own. Few values are worked
+    /// on by the caller alone.
     ///
     /// # Errors
     /// [`TaskPanicked`] when a task panicked.
@@ -383,6 +384,22 @@ impl Session<'_> {
             // SAFETY: rows do not overlap, each index is run once, and `data` is borrowed mutably for the whole job.
             let row_data = unsafe { std::slice::from_raw_parts_mut(start.get().add(row * stride), stride) };
             task(row, row_data);
+        })
+    }
+
+    /// Calls `task(i, item)` for each item: few items with much work each.
+    ///
+    /// # Errors
+    /// [`TaskPanicked`] when a task panicked.
+    pub fn each<T: Send, F: Fn(usize, &mut T) + Sync>(
+        &mut self,
+        items: &mut [T],
+        task: F,
+    ) -> Result<(), TaskPanicked> {
+        let start = SharedMut(items.as_mut_ptr());
+        self.run(items.len(), |index| {
+            // SAFETY: each index is run once, below the length, and `items` is borrowed mutably for the whole job.
+            task(index, unsafe { &mut *start.get().add(index) });
         })
     }
 }

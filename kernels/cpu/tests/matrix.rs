@@ -293,3 +293,19 @@ fn zero_and_tiny_blocks_stay_zero() {
         }
     }
 }
+
+#[test]
+fn a_row_that_is_not_finite_stays_so_and_alone() {
+    let pool = ThreadPool::new(1).expect("starts");
+    let (bytes, _) = source(SourceFormat::Q8_0, 16, 64, 13);
+    let matrix = PackedMatrix::pack(&budget(), &bytes, SourceFormat::Q8_0, 16, 64).expect("packs");
+    for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = Noise(14).values(3 * 64);
+            x[64 + 50] = bad;
+            let out = product(&pool, tier, &matrix, &x);
+            assert!(out[16..32].iter().all(|y| y.is_nan()), "{tier} {bad}");
+            assert!(out[..16].iter().chain(&out[32..]).all(|y| y.is_finite()), "{tier} {bad}");
+        }
+    }
+}

@@ -32,6 +32,14 @@ fn rows_are_handed_out_whole() {
 }
 
 #[test]
+fn items_are_handed_out_one_by_one() {
+    let pool = ThreadPool::new(3).expect("starts");
+    let mut items: Vec<String> = (0..20).map(|i| i.to_string()).collect();
+    pool.enter().each(&mut items, |i, item| item.push_str(&format!("/{i}"))).expect("no task panics");
+    assert!(items.iter().enumerate().all(|(i, item)| *item == format!("{i}/{i}")));
+}
+
+#[test]
 fn a_panic_comes_back_as_an_error_and_the_pool_lives_on() {
     for threads in [1, 3] {
         let pool = ThreadPool::new(threads).expect("starts");

@@ -118,6 +118,17 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn keep_above(x: Self::F, limit: f32, a: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let limit = _mm256_set1_ps(limit);
+            Pair(
+                _mm256_and_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(x.0, limit), a.0),
+                _mm256_and_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(x.1, limit), a.1),
+            )
+        }
+    }
+    #[inline(always)]
     unsafe fn splat_int(x: i32) -> Self::I {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe { Pair(_mm256_set1_epi32(x), _mm256_set1_epi32(x)) }

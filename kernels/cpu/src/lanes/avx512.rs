@@ -98,6 +98,11 @@ impl Lanes for Avx512 {
         unsafe { _mm512_mask_mov_ps(b, mask, a) }
     }
     #[inline(always)]
+    unsafe fn keep_above(x: Self::F, limit: f32, a: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(x, _mm512_set1_ps(limit)), a) }
+    }
+    #[inline(always)]
     unsafe fn splat_int(x: i32) -> Self::I {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe { _mm512_set1_epi32(x) }

@@ -13,6 +13,9 @@ pub(crate) mod scalar;
 /// How many values a lane group holds, on every tier.
 pub(crate) const LANES: usize = 16;
 
+/// Exponents at or below this give zero; e^-87 is just above the smallest normal f32.
+const EXP_LOWEST: f32 = -87.0;
+
 /// Sixteen-lane arithmetic of one tier.
 ///
 /// # Safety
@@ -55,6 +58,9 @@ pub(crate) trait Lanes {
     unsafe fn swap_pairs(a: Self::F) -> Self::F;
     /// Lanes below `n` from `a`, the others from `b`; `n` may be 0..=16.
     unsafe fn first(n: usize, a: Self::F, b: Self::F) -> Self::F;
+
+    /// Lanes of `a` where `x > limit`, zero elsewhere.
+    unsafe fn keep_above(x: Self::F, limit: f32, a: Self::F) -> Self::F;
 
     unsafe fn splat_int(x: i32) -> Self::I;
     /// Nearest integer, ties to even. The caller keeps the values inside i32.
@@ -128,12 +134,13 @@ pub(crate) trait Lanes {
         lanes.iter().fold(0i32, |a, &b| a.wrapping_add(b))
     }
 
-    /// `e^x` for x clamped to -87..=88: the Cephes polynomial, about one unit in the last place, without subnormal results.
+    /// `e^x`: the Cephes polynomial, about one unit in the last place. Zero at and below -87 (no subnormal results, and minus infinity has
+    /// no weight at all); above 88 as at 88.
     #[inline(always)]
-    unsafe fn exp(x: Self::F) -> Self::F {
+    unsafe fn exp(input: Self::F) -> Self::F {
         // SAFETY: arithmetic only; the caller vouches for the tier.
         unsafe {
-            let x = Self::min(Self::max(x, Self::splat(-87.0)), Self::splat(88.0));
+            let x = Self::min(Self::max(input, Self::splat(EXP_LOWEST)), Self::splat(88.0));
             let n = Self::round(Self::mul(x, Self::splat(std::f32::consts::LOG2_E)));
             let whole = Self::to_float(n);
             // ln 2 in two parts, the first with trailing zeros, so that the remainder keeps its low bits.
@@ -146,7 +153,7 @@ pub(crate) trait Lanes {
             p = Self::fma(p, r, Self::splat(1.666_666_5e-1));
             p = Self::fma(p, r, Self::splat(0.5));
             let e = Self::add(Self::fma(p, Self::mul(r, r), r), Self::splat(1.0));
-            Self::mul(e, Self::pow2(n))
+            Self::keep_above(input, EXP_LOWEST, Self::mul(e, Self::pow2(n)))
         }
     }
 }

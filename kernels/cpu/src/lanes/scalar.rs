@@ -106,6 +106,10 @@ impl Lanes for Scalar {
         out
     }
     #[inline(always)]
+    unsafe fn keep_above(x: Self::F, limit: f32, a: Self::F) -> Self::F {
+        map2(x, a, |x, a| if x > limit { a } else { 0.0 })
+    }
+    #[inline(always)]
     unsafe fn splat_int(x: i32) -> Self::I {
         [x; LANES]
     }
