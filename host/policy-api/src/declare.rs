@@ -67,7 +67,7 @@ pub trait Declarable: Copy + Eq + Debug + 'static {
     /// The signal of that name, as offered with `question`.
     fn parse(name: &str, question: Question) -> Option<Self>;
     /// Its row of the registry.
-    fn info(self) -> &'static SignalInfo;
+    fn entry(self) -> &'static SignalInfo;
     /// Is it the mask of known values, which the host computes?
     fn is_known_mask(self) -> bool;
     /// The table it is declared under.
@@ -84,8 +84,8 @@ impl<S: Signal> Declarable for S {
     fn parse(name: &str, question: Question) -> Option<Self> {
         S::from_name(name).filter(|signal| offered(*signal, question))
     }
-    fn info(self) -> &'static SignalInfo {
-        Signal::info(self)
+    fn entry(self) -> &'static SignalInfo {
+        self.info()
     }
     fn is_known_mask(self) -> bool {
         S::KNOWN_MASK == Some(self)
@@ -102,10 +102,10 @@ impl<S: Signal> Declarable for InContext<S> {
     fn parse(name: &str, _question: Question) -> Option<Self> {
         S::from_name(name).map(Self::Own).or_else(|| CommonSignal::from_name(name).map(Self::Common))
     }
-    fn info(self) -> &'static SignalInfo {
+    fn entry(self) -> &'static SignalInfo {
         match self {
-            Self::Common(signal) => Signal::info(signal),
-            Self::Own(signal) => Signal::info(signal),
+            Self::Common(signal) => signal.info(),
+            Self::Own(signal) => signal.info(),
         }
     }
     fn is_known_mask(self) -> bool {

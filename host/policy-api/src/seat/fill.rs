@@ -17,7 +17,7 @@ fn filled(fill: Fill, basis: impl FnOnce(FillBasis) -> u64) -> u64 {
 
 /// A value as the host itself reads it: the fill where it is unknown. For signals whose fill is a number.
 pub(super) fn or_fill<S: Signal>(signal: S, known: Option<u64>) -> u64 {
-    known.unwrap_or_else(|| filled(Signal::info(signal).fill, |_| 0))
+    known.unwrap_or_else(|| filled(signal.info().fill, |_| 0))
 }
 
 /// Writes one value a declared name.
@@ -42,7 +42,7 @@ pub(super) fn context<S: Signal>(
         if known.is_some() {
             mask |= 1 << bit;
         }
-        out.push(known.unwrap_or_else(|| filled(signal.info().fill, &basis)));
+        out.push(known.unwrap_or_else(|| filled(signal.entry().fill, &basis)));
     }
     for (value, entry) in out.iter_mut().zip(declared.entries()) {
         if entry.is_some_and(|signal| signal.is_known_mask()) {
@@ -68,7 +68,7 @@ pub(super) fn rows<S: Signal>(
             masks.iter_mut().for_each(|mask| *mask |= 1 << bit);
             continue;
         }
-        let fill = Signal::info(signal).fill;
+        let fill = signal.info().fill;
         for (row, (cell, mask)) in out.column_mut(bit).iter_mut().zip(masks.iter_mut()).enumerate() {
             match source.cell(signal, row) {
                 Some(known) => {
@@ -88,7 +88,7 @@ pub(super) fn rows<S: Signal>(
 
 /// A named fill whose own quantity is unknown reads as that signal's number, where it has one.
 fn row_basis<S: Signal>(source: &impl RowSource<S>, which: FillBasis, row: usize) -> u64 {
-    source.basis(which, row).unwrap_or_else(|| match S::basis_signal(which).map(|signal| Signal::info(signal).fill) {
+    source.basis(which, row).unwrap_or_else(|| match S::basis_signal(which).map(|signal| signal.info().fill) {
         Some(Fill::Number(number)) => number,
         _ => 0,
     })

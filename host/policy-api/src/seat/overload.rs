@@ -77,14 +77,12 @@ impl OverloadSeat {
         R: RowSource<ReplicaSignal>,
     {
         let call = self.minted.next(Question::Overload, now);
-        let reason = match self
-            .facts
-            .deliver(policy)
-            .and_then(|()| self.scratch.put(policy, &call, sources, standing, actions))
-        {
-            Ok(validated) => return Asked::by_policy(call.number, validated),
-            Err(reason) => reason,
-        };
+        let reason =
+            match self.facts.deliver(policy).and_then(|()| self.scratch.put(policy, &call, sources, standing, actions))
+            {
+                Ok(validated) => return Asked::by_policy(call.number, validated),
+                Err(reason) => reason,
+            };
         let answer = self.fallback_scratch.put(&mut self.fallback, &call, sources, standing, actions);
         let validated = answer.expect("the native default answers every call well-formed");
         Asked::by_default(call.number, validated, reason)
