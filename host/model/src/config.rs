@@ -93,8 +93,13 @@ impl ModelConfig {
                 return Err(ModelError::config(key, format!("{value} is outside 1..={EXTENT_MAX}")));
             }
         }
-        let require = |holds: bool, key: &str, what: String| if holds { Ok(()) } else { Err(ModelError::config(key, what)) };
-        require((1..=LAYERS_MAX).contains(&self.layers), "layers", format!("{} is outside 1..={LAYERS_MAX}", self.layers))?;
+        let require =
+            |holds: bool, key: &str, what: String| if holds { Ok(()) } else { Err(ModelError::config(key, what)) };
+        require(
+            (1..=LAYERS_MAX).contains(&self.layers),
+            "layers",
+            format!("{} is outside 1..={LAYERS_MAX}", self.layers),
+        )?;
         require(
             (1..=VOCABULARY_MAX).contains(&self.vocab),
             "vocabulary",

@@ -91,7 +91,9 @@ pub enum ModelError {
     },
 
     /// A tensor is stored in a type that no kernel reads.
-    #[error("tensor {name} is stored as {dtype}; supported are F32, F16, BF16, Q8_0, Q4_0 and Q4_1: convert the model to one of them")]
+    #[error(
+        "tensor {name} is stored as {dtype}; supported are F32, F16, BF16, Q8_0, Q4_0 and Q4_1: convert the model to one of them"
+    )]
     TensorType {
         /// Name in the file.
         name: String,
@@ -150,7 +152,9 @@ pub enum ModelError {
     },
 
     /// Message text spells control tokens in a place where the template's own logic depends on it, so that it cannot be kept apart.
-    #[error("message text contains the control token {token} where this model's chat template cannot keep it apart; remove it from the message")]
+    #[error(
+        "message text contains the control token {token} where this model's chat template cannot keep it apart; remove it from the message"
+    )]
     ControlTokenInText {
         /// The token's spelling, or a description of it.
         token: String,

@@ -31,9 +31,10 @@ pub(crate) fn config(gguf: &Gguf) -> Result<ModelConfig, ModelError> {
             remedy: "use a model with equal head sizes",
         });
     }
-    let embedding = gguf.header().tensor("token_embd.weight").ok_or(ModelError::TensorMissing {
-        name: "token_embd.weight".to_owned(),
-    })?;
+    let embedding = gguf
+        .header()
+        .tensor("token_embd.weight")
+        .ok_or(ModelError::TensorMissing { name: "token_embd.weight".to_owned() })?;
     let config = ModelConfig {
         architecture: Architecture::Llama,
         layers: keys.size("block_count")?,
@@ -80,7 +81,9 @@ impl Keys<'_> {
             });
         }
         let value = self.gguf.unsigned(&name)?;
-        value.map(|v| usize::try_from(v).map_err(|_| ModelError::config(&name, format!("{v} is too large")))).transpose()
+        value
+            .map(|v| usize::try_from(v).map_err(|_| ModelError::config(&name, format!("{v} is too large"))))
+            .transpose()
     }
 
     fn size(&self, key: &str) -> Result<usize, ModelError> {

@@ -262,8 +262,7 @@ impl TensorSource for Safetensors {
 
     fn find(&self, name: &str) -> Result<Option<Placed>, ModelError> {
         let Some(entry) = self.tensors.get(name) else { return Ok(None) };
-        let dtype =
-            entry.dtype.clone().map_err(|dtype| ModelError::TensorType { name: name.to_owned(), dtype })?;
+        let dtype = entry.dtype.clone().map_err(|dtype| ModelError::TensorType { name: name.to_owned(), dtype })?;
         Ok(Some(Placed {
             name: name.to_owned(),
             file: entry.file,

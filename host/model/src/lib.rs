@@ -7,6 +7,7 @@
 //! Start at [`Model::open`]. Text goes in through [`Tokenizer`] (and [`ChatTemplate`]) and comes out through [`Detokeniser`] and
 //! [`StopMatcher`]; [`keys`] derives the identity of cached blocks from token ids; [`ModelManifest`] pins what was loaded by hash.
 
+pub mod cache_dir;
 pub mod chat;
 pub mod config;
 pub mod detokenise;

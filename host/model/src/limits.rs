@@ -36,8 +36,9 @@ pub const TEMPLATE_BYTES_MAX: usize = 256 << 10;
 /// Instructions a chat template may execute for one conversation. About 30 a message is usual; ten thousand messages still fit.
 pub const TEMPLATE_FUEL: u64 = 2_000_000;
 
-/// Nested calls and blocks of one template run. Deeper templates do not exist; stack overflow must not.
-pub const TEMPLATE_RECURSION_MAX: usize = 64;
+/// Nesting of one template run, in the engine's units (a loop or condition costs 1, a macro call about 10). Deeper templates do not exist;
+/// a stack overflow must not.
+pub const TEMPLATE_RECURSION_MAX: usize = 200;
 
 /// Longest rendered conversation in bytes. Longer than the largest context, so that "too long" is said in tokens by admission.
 pub const RENDERED_BYTES_MAX: usize = 16 << 20;

@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use crate::error::ModelError;
 use crate::limits::{STOP_BYTES_MAX, STOP_STRINGS_MAX};
 
+const _: () = assert!(STOP_BYTES_MAX <= u16::MAX as usize, "the tables hold u16");
+
 /// What one token's text led to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopPiece {
@@ -27,13 +29,49 @@ pub struct StopHit {
     pub completed_token: u64,
 }
 
+/// One stop string with its Knuth-Morris-Pratt table: constant work per byte whatever the string.
+#[derive(Clone, Debug)]
+struct Stop {
+    text: String,
+    /// For each length matched, the longest shorter beginning that the same bytes also end with.
+    shorter: Vec<u16>,
+    /// Bytes of `text` that the text seen so far ends with.
+    matched: usize,
+}
+
+impl Stop {
+    fn new(text: String) -> Self {
+        let bytes = text.as_bytes();
+        let mut shorter = vec![0u16; bytes.len() + 1];
+        let mut length = 0usize;
+        for at in 1..bytes.len() {
+            while length > 0 && bytes[at] != bytes[length] {
+                length = usize::from(shorter[length]);
+            }
+            length += usize::from(bytes[at] == bytes[length]);
+            shorter[at + 1] = length as u16;
+        }
+        Self { text, shorter, matched: 0 }
+    }
+
+    /// Takes one byte of the text; true when the stop string ends here.
+    fn advance(&mut self, byte: u8) -> bool {
+        let bytes = self.text.as_bytes();
+        while self.matched > 0 && bytes[self.matched] != byte {
+            self.matched = usize::from(self.shorter[self.matched]);
+        }
+        self.matched += usize::from(bytes[self.matched] == byte);
+        self.matched == bytes.len()
+    }
+}
+
 /// Finds the first stop string in a text that arrives in pieces, and holds back what might become one.
 ///
 /// The stop that counts is the one whose last byte comes first; of several that end there, the longest. This does not depend on
 /// where pieces are cut, and the delivered text never contains a stop string.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
-    stops: Vec<String>,
+    stops: Vec<Stop>,
     /// Text seen and not delivered: the longest end of the text that begins some stop string.
     held: String,
     /// Bytes delivered.
@@ -61,7 +99,7 @@ impl StopMatcher {
             return refuse(format!("one has {} bytes, at most {STOP_BYTES_MAX} are allowed", long.len()));
         }
         Ok(Self {
-            stops,
+            stops: stops.into_iter().map(Stop::new).collect(),
             held: String::new(),
             delivered: 0,
             tokens: 0,
@@ -80,23 +118,32 @@ impl StopMatcher {
         if piece.is_empty() {
             return StopPiece::default();
         }
-        let searched = self.held.len();
+        let before = self.held.len();
         self.held.push_str(piece);
         self.ends.push_back((self.tokens, self.delivered + self.held.len() as u64));
-        if let Some((stop, start)) = self.first_stop(searched) {
-            let began_token = self.token_at(self.delivered + start as u64);
-            let text = self.deliver(start);
-            self.held = String::new();
-            self.ends = VecDeque::new();
-            self.hit = Some(StopHit {
-                stop,
-                delivered_tokens: self.delivered_tokens,
-                began_token,
-                completed_token: self.tokens,
-            });
-            return StopPiece { text, hit: self.hit };
+        for (at, byte) in piece.bytes().enumerate() {
+            let longest = self
+                .stops
+                .iter_mut()
+                .enumerate()
+                .filter_map(|(index, stop)| stop.advance(byte).then_some((stop.text.len(), index)));
+            if let Some((length, index)) = longest.max_by_key(|&(length, _)| length) {
+                return self.end(before + at + 1 - length, index);
+            }
         }
-        StopPiece { text: self.deliver(self.held.len() - self.hold_back()), hit: None }
+        let keep = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
+        StopPiece { text: self.deliver(self.held.len() - keep), hit: None }
+    }
+
+    /// Ends the text at a stop that begins at byte `start` of the held text.
+    fn end(&mut self, start: usize, stop: usize) -> StopPiece {
+        let began_token = self.token_at(self.delivered + start as u64);
+        let text = self.deliver(start);
+        self.held = String::new();
+        self.ends = VecDeque::new();
+        let (delivered_tokens, completed_token) = (self.delivered_tokens, self.tokens);
+        self.hit = Some(StopHit { stop, delivered_tokens, began_token, completed_token });
+        StopPiece { text, hit: self.hit }
     }
 
     /// Ends the text without a stop: what was held back.
@@ -122,29 +169,6 @@ impl StopMatcher {
     /// Tokens whose text has been delivered in full or in part: the last delivered byte lies in this token.
     pub fn delivered_tokens(&self) -> u64 {
         self.delivered_tokens
-    }
-
-    /// The stop that ends first (of equals the longest), among those that end after `searched` bytes of the held text.
-    fn first_stop(&self, searched: usize) -> Option<(usize, usize)> {
-        let found = self.stops.iter().enumerate().filter_map(|(index, stop)| {
-            // Nothing that ends within the searched part can match: it would have been found before.
-            let mut from = (searched + 1).saturating_sub(stop.len());
-            while !self.held.is_char_boundary(from) {
-                from -= 1;
-            }
-            let start = from + self.held[from..].find(stop.as_str())?;
-            Some((start + stop.len(), start, index))
-        });
-        found.min().map(|(_, start, index)| (index, start))
-    }
-
-    /// Length of the longest end of the held text that is a proper beginning of a stop string.
-    fn hold_back(&self) -> usize {
-        let longest = |stop: &String| {
-            let most = self.held.len().min(stop.len() - 1);
-            (1..=most).rev().find(|&n| stop.is_char_boundary(n) && self.held.ends_with(&stop[..n])).unwrap_or(0)
-        };
-        self.stops.iter().map(longest).max().unwrap_or(0)
     }
 
     fn token_at(&self, byte: u64) -> u64 {

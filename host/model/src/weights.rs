@@ -132,7 +132,8 @@ impl<'a> TensorView<'a> {
     pub fn to_f32(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.rows * self.cols];
         for (row, values) in out.chunks_exact_mut(self.cols).enumerate() {
-            crate::dtype::dequantise_row(self.dtype, self.row(row), values).expect("the loader checked the tensor's size");
+            crate::dtype::dequantise_row(self.dtype, self.row(row), values)
+                .expect("the loader checked the tensor's size");
         }
         out
     }

@@ -55,7 +55,10 @@ impl<'a> Cursor<'a> {
         let start = self.at;
         let length = self.u64(what)?;
         if length == 0 || length > GGUF_NAME_BYTES_MAX {
-            return Err(ModelError::gguf(start, format!("{what} of {length} bytes is outside 1..={GGUF_NAME_BYTES_MAX}")));
+            return Err(ModelError::gguf(
+                start,
+                format!("{what} of {length} bytes is outside 1..={GGUF_NAME_BYTES_MAX}"),
+            ));
         }
         let range = self.take(length, what)?;
         std::str::from_utf8(&self.file[range]).map_err(|_| ModelError::gguf(start, format!("{what} is not UTF-8")))
@@ -283,9 +286,10 @@ fn tensor_info(cursor: &mut Cursor<'_>) -> Result<(TensorInfo, u64), ModelError>
     }
     let kind = GgufType::from_id(cursor.u32("a tensor type")?);
     let offset = cursor.u64("a tensor offset")?;
-    let whole = rows.checked_mul(cols).filter(|&values| values > 0).and_then(|_| {
-        Some((usize::try_from(rows).ok()?, usize::try_from(cols).ok()?))
-    });
+    let whole = rows
+        .checked_mul(cols)
+        .filter(|&values| values > 0)
+        .and_then(|_| Some((usize::try_from(rows).ok()?, usize::try_from(cols).ok()?)));
     let Some((rows, cols)) = whole else {
         return Err(ModelError::gguf(at, format!("tensor {name} of {rows} x {cols} values is empty or overflows")));
     };
@@ -315,14 +319,20 @@ fn tensor_bytes(
         }
     };
     let Some(row) = dtype.row_bytes(info.cols) else {
-        return Err(ModelError::gguf(at, format!("rows of {} values of tensor {name} are not whole {dtype} blocks", info.cols)));
+        return Err(ModelError::gguf(
+            at,
+            format!("rows of {} values of tensor {name} are not whole {dtype} blocks", info.cols),
+        ));
     };
     let end = start.and_then(|start| start.checked_add(row.checked_mul(info.rows)?));
     match (start, end) {
         (Some(start), Some(end)) if end <= file_len => Ok(start..end),
         _ => Err(ModelError::gguf(
             at,
-            format!("tensor {name} of {} x {} {dtype} at offset {offset} reaches past the end of the file", info.rows, info.cols),
+            format!(
+                "tensor {name} of {} x {} {dtype} at offset {offset} reaches past the end of the file",
+                info.rows, info.cols
+            ),
         )),
     }
 }
