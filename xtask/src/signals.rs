@@ -502,3 +502,47 @@ Everything a policy can ask for by name. A signal is one `u64`; the last word of
 - **wave** 1: what the shipped policies need.
 - Unknown is not zero: `known-mask` has bit *k* set when the *k*-th declared signal is known.
 ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(row: &str) -> String {
+        let text = format!(
+            "fact = []\naction = []\n[[table]]\nname = \"t\"\nshape = \"rows\"\nquestions = [\"order\"]\ndoc = \"D.\"\nsignals = [{row}]\n"
+        );
+        let registry: Registry = toml::from_str(&text).expect("the rows of this test are well-formed");
+        registry.verify().err().map_or("ok".into(), |error| format!("{:#}", error.root_cause()))
+    }
+
+    fn row(name: &str, kind: &str, fresh: &str, fill: &str) -> String {
+        format!(r#"{{ name = "{name}", kind = "{kind}", owner = "kv", fresh = "{fresh}", fill = {fill}, doc = "D." }}"#)
+    }
+
+    #[test]
+    fn a_row_states_a_known_unit_freshness_and_fill() {
+        assert_eq!(verdict(&row("held-blocks", "int", "exact", "0")), "ok");
+        assert_eq!(verdict(&row("held-pages", "int", "exact", "0")), "held-pages: its last word is no unit");
+        assert_eq!(verdict(&row("held-blocks", "float", "exact", "0")), "held-blocks: no kind float");
+        assert_eq!(verdict(&row("held-blocks", "int", "fresh", "0")), "held-blocks: no freshness fresh");
+        assert_eq!(verdict(&row("held-blocks", "int", "exact", "\"many\"")), "held-blocks: no fill many");
+    }
+
+    #[test]
+    fn a_lag_names_an_age_in_reach() {
+        let lagging = row("held-blocks", "int", "lag:held-age-us", "0");
+        assert_eq!(verdict(&lagging), "held-blocks: no age signal held-age-us in this table or its context");
+        let with_age = format!("{lagging}, {}", row("held-age-us", "age", "exact", "\"MAX\""));
+        assert_eq!(verdict(&with_age), "ok");
+    }
+
+    #[test]
+    fn names_turn_into_rust() {
+        assert_eq!((camel("est-credit-us"), snake("est-credit-us")), ("EstCreditUs".into(), "est_credit_us".into()));
+    }
+
+    #[test]
+    fn the_tree_is_what_the_registry_gives() {
+        generate(true).expect("run `cargo xtask signals`");
+    }
+}
