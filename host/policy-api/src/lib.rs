@@ -34,6 +34,7 @@ pub mod validate;
 pub use call::Call;
 pub use declare::*;
 pub use fact::{Fact, FactSet};
+pub use generated::facts::*;
 pub use generated::*;
 pub use matrix::{Context, Matrix};
 pub use policy::*;

@@ -18,7 +18,7 @@ pub enum Answer<T> {
     Fault(FaultKind),
 }
 
-/// How a policy failed to answer.
+/// How a policy failed to answer. Journals number it by its place: new ones go to the end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FaultKind {
     /// It trapped.

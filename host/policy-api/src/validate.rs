@@ -91,7 +91,7 @@ impl Change {
     }
 }
 
-/// Why a proposal cannot stand. A strike.
+/// Why a proposal cannot stand. A strike. Journals number it by its place: new ones go to the end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Malformed {
     /// A row outside the window.

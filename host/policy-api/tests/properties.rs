@@ -88,7 +88,7 @@ fn check_verdict(decision: AdmissionDecision, request: &RequestRecord, deferrals
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_verdict_out_of_bounds_passes(request in any_request(), verdict in verdict(), deferrals in 0..10u32, now_us in edgy()) {

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use penstock_base::Instant;
 use penstock_base::codec::{DecodeError, Reader, Writer};
 
-use super::{Asked, FactQueue, FallbackReason, Minted, fill, outcome};
+use super::{Asked, FallbackReason, Minted, fill, outcome};
 use crate::call::Call;
 use crate::generated::AdmissionSignal;
 use crate::matrix::Context;
@@ -25,7 +25,6 @@ pub struct AdmissionSeat {
     values: Vec<u64>,
     /// As `values`, where the default answers: what the policy was passed stays readable.
     fallback_values: Vec<u64>,
-    facts: FactQueue,
 }
 
 impl AdmissionSeat {
@@ -36,7 +35,6 @@ impl AdmissionSeat {
             fallback: Bounded::new(),
             values: Vec::new(),
             fallback_values: Vec::new(),
-            facts: FactQueue::default(),
         }
     }
 
@@ -50,8 +48,7 @@ impl AdmissionSeat {
         source: &impl ContextSource<AdmissionSignal>,
     ) -> Asked<AdmissionDecision> {
         let call = self.minted.next(Question::Admission, now);
-        let told = self.facts.deliver(policy);
-        let reason = match told.and_then(|()| put(policy, &call, request, deferrals, source, &mut self.values)) {
+        let reason = match put(policy, &call, request, deferrals, source, &mut self.values) {
             Ok(validated) => return Asked::by_policy(call.number, validated),
             Err(reason) => reason,
         };
@@ -65,21 +62,14 @@ impl AdmissionSeat {
         &self.values
     }
 
-    /// Facts that wait for the next call.
-    pub fn facts_mut(&mut self) -> &mut FactQueue {
-        &mut self.facts
-    }
-
     /// Writes what outlives a call.
     pub fn encode(&self, out: &mut Writer) {
         self.minted.encode(out);
-        self.facts.encode(out);
     }
 
     /// Reads what [`Self::encode`] wrote.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let minted = Minted::decode(from)?;
-        Ok(Self { minted, facts: FactQueue::decode(from)?, ..Self::new(0) })
+        Ok(Self { minted: Minted::decode(from)?, ..Self::new(0) })
     }
 }
 

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use penstock_base::Instant;
 use penstock_base::codec::{DecodeError, Reader, Writer};
 
-use super::{Asked, FactQueue, FallbackReason, Minted, fill, outcome};
+use super::{Asked, FallbackReason, Minted, fill, outcome};
 use crate::call::Call;
 use crate::generated::{EvictionSignal, RunSignal};
 use crate::matrix::{Context, Matrix};
@@ -24,7 +24,6 @@ pub struct EvictionSeat {
     scratch: Scratch,
     /// As `scratch`, where the default answers: what the policy was passed stays readable.
     fallback_scratch: Scratch,
-    facts: FactQueue,
 }
 
 /// Buffers of a call.
@@ -44,7 +43,6 @@ impl EvictionSeat {
             fallback: Lru::new(),
             scratch: Scratch::default(),
             fallback_scratch: Scratch::default(),
-            facts: FactQueue::default(),
         }
     }
 
@@ -58,11 +56,10 @@ impl EvictionSeat {
         priced: &mut Vec<Priced>,
     ) -> Asked<()> {
         let call = self.minted.next(Question::Eviction, now);
-        let reason =
-            match self.facts.deliver(policy).and_then(|()| self.scratch.put(policy, &call, context, runs, priced)) {
-                Ok(validated) => return Asked::by_policy(call.number, validated),
-                Err(reason) => reason,
-            };
+        let reason = match self.scratch.put(policy, &call, context, runs, priced) {
+            Ok(validated) => return Asked::by_policy(call.number, validated),
+            Err(reason) => reason,
+        };
         let answer = self.fallback_scratch.put(&mut self.fallback, &call, context, runs, priced);
         let validated = answer.unwrap_or_else(|why| {
             debug_assert_eq!((why, runs.rows()), (FallbackReason::NoOpinion, 0), "the default prices every row");
@@ -82,21 +79,14 @@ impl EvictionSeat {
         &self.scratch.rows
     }
 
-    /// Facts that wait for the next call.
-    pub fn facts_mut(&mut self) -> &mut FactQueue {
-        &mut self.facts
-    }
-
     /// Writes what outlives a call.
     pub fn encode(&self, out: &mut Writer) {
         self.minted.encode(out);
-        self.facts.encode(out);
     }
 
     /// Reads what [`Self::encode`] wrote.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let minted = Minted::decode(from)?;
-        Ok(Self { minted, facts: FactQueue::decode(from)?, ..Self::new(0) })
+        Ok(Self { minted: Minted::decode(from)?, ..Self::new(0) })
     }
 }
 

@@ -2,11 +2,11 @@
 //! opinion, fails, or answers nonsense. The machine that owns the seat gets a decision in every case.
 //!
 //! Buffers live in the seat, so that a call allocates nothing once the largest window has been seen. Call numbers count the calls of a
-//! question at this machine; the seed of a call follows from the run's seed, the question and that number.
+//! question at this machine; the seed of a call follows from the run's seed, the question and that number. Facts are told by the machine,
+//! through `observe`, before it asks.
 
 mod admission;
 mod eviction;
-mod facts;
 mod fill;
 mod order;
 mod overload;
@@ -15,7 +15,6 @@ mod victims;
 
 pub use admission::AdmissionSeat;
 pub use eviction::EvictionSeat;
-pub use facts::FactQueue;
 pub use order::OrderSeat;
 pub use overload::{OverloadSeat, OverloadSources, busy_is_founded};
 pub use routing::{PlaceAsked, RoutingSeat};

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use penstock_base::Instant;
 use penstock_base::codec::{DecodeError, Reader, Writer};
 
-use super::{Asked, FactQueue, FallbackReason, Minted, fill, outcome};
+use super::{Asked, FallbackReason, Minted, fill, outcome};
 use crate::call::Call;
 use crate::generated::{OrderSignal, WaitingSignal};
 use crate::matrix::{Context, Matrix};
@@ -24,7 +24,6 @@ pub struct OrderSeat {
     scratch: Scratch,
     /// As `scratch`, where the default answers: what the policy was passed stays readable.
     fallback_scratch: Scratch,
-    facts: FactQueue,
     /// The native order, where it follows what the policy named.
     native: Vec<u32>,
 }
@@ -46,7 +45,6 @@ impl OrderSeat {
             fallback: ClassFirst::new(),
             scratch: Scratch::default(),
             fallback_scratch: Scratch::default(),
-            facts: FactQueue::default(),
             native: Vec::new(),
         }
     }
@@ -62,7 +60,7 @@ impl OrderSeat {
         ranked: &mut Vec<u32>,
     ) -> Asked<OrderDecision> {
         let call = self.minted.next(Question::Order, now);
-        match self.facts.deliver(policy).and_then(|()| self.scratch.put(policy, &call, context, waiting, ranked)) {
+        match self.scratch.put(policy, &call, context, waiting, ranked) {
             Ok(validated) => {
                 if validated.proposal.rest == Rest::Append && ranked.len() < waiting.rows() {
                     self.append_rest(waiting, ranked);
@@ -96,21 +94,14 @@ impl OrderSeat {
         &self.scratch.rows
     }
 
-    /// Facts that wait for the next call.
-    pub fn facts_mut(&mut self) -> &mut FactQueue {
-        &mut self.facts
-    }
-
     /// Writes what outlives a call.
     pub fn encode(&self, out: &mut Writer) {
         self.minted.encode(out);
-        self.facts.encode(out);
     }
 
     /// Reads what [`Self::encode`] wrote.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let minted = Minted::decode(from)?;
-        Ok(Self { minted, facts: FactQueue::decode(from)?, ..Self::new(0) })
+        Ok(Self { minted: Minted::decode(from)?, ..Self::new(0) })
     }
 }
 

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use penstock_base::Instant;
 use penstock_base::codec::{DecodeError, Reader, Writer};
 
-use super::{Asked, FactQueue, FallbackReason, Minted, fill, outcome};
+use super::{Asked, FallbackReason, Minted, fill, outcome};
 use crate::call::Call;
 use crate::generated::{ClassSignal, CommonSignal, OverloadSignal, ReplicaSignal};
 use crate::matrix::{Context, Matrix};
@@ -25,7 +25,6 @@ pub struct OverloadSeat {
     scratch: Scratch,
     /// As `scratch`, where the default answers: what the policy was passed stays readable.
     fallback_scratch: Scratch,
-    facts: FactQueue,
 }
 
 /// Buffers of a call.
@@ -58,7 +57,6 @@ impl OverloadSeat {
             fallback,
             scratch: Scratch::default(),
             fallback_scratch: Scratch::default(),
-            facts: FactQueue::default(),
         }
     }
 
@@ -77,12 +75,10 @@ impl OverloadSeat {
         R: RowSource<ReplicaSignal>,
     {
         let call = self.minted.next(Question::Overload, now);
-        let reason =
-            match self.facts.deliver(policy).and_then(|()| self.scratch.put(policy, &call, sources, standing, actions))
-            {
-                Ok(validated) => return Asked::by_policy(call.number, validated),
-                Err(reason) => reason,
-            };
+        let reason = match self.scratch.put(policy, &call, sources, standing, actions) {
+            Ok(validated) => return Asked::by_policy(call.number, validated),
+            Err(reason) => reason,
+        };
         let answer = self.fallback_scratch.put(&mut self.fallback, &call, sources, standing, actions);
         let validated = answer.expect("the native default answers every call well-formed");
         Asked::by_default(call.number, validated, reason)
@@ -103,23 +99,16 @@ impl OverloadSeat {
         &self.scratch.replicas
     }
 
-    /// Facts that wait for the next call.
-    pub fn facts_mut(&mut self) -> &mut FactQueue {
-        &mut self.facts
-    }
-
     /// Writes what outlives a call.
     pub fn encode(&self, out: &mut Writer) {
         self.minted.encode(out);
-        self.facts.encode(out);
         self.fallback.encode(out);
     }
 
     /// Reads what [`Self::encode`] wrote.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let minted = Minted::decode(from)?;
-        let facts = FactQueue::decode(from)?;
-        Ok(Self { minted, facts, fallback: Ladder::decode(from)?, ..Self::new(0, 0) })
+        Ok(Self { minted, fallback: Ladder::decode(from)?, ..Self::new(0, 0) })
     }
 }
 

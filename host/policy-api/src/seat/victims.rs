@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use penstock_base::Instant;
 use penstock_base::codec::{DecodeError, Reader, Writer};
 
-use super::{Asked, FactQueue, FallbackReason, Minted, fill, outcome};
+use super::{Asked, FallbackReason, Minted, fill, outcome};
 use crate::call::Call;
 use crate::generated::{RunningSignal, VictimsSignal};
 use crate::matrix::{Context, Matrix};
@@ -24,7 +24,6 @@ pub struct VictimsSeat {
     scratch: Scratch,
     /// As `scratch`, where the default answers: what the policy was passed stays readable.
     fallback_scratch: Scratch,
-    facts: FactQueue,
 }
 
 /// Buffers of a call.
@@ -45,7 +44,6 @@ impl VictimsSeat {
             fallback: ClassFirst::new(),
             scratch: Scratch::default(),
             fallback_scratch: Scratch::default(),
-            facts: FactQueue::default(),
         }
     }
 
@@ -60,11 +58,7 @@ impl VictimsSeat {
         victims: &mut Vec<Victim>,
     ) -> Asked<()> {
         let call = self.minted.next(Question::Victims, now);
-        let reason = match self
-            .facts
-            .deliver(policy)
-            .and_then(|()| self.scratch.put(policy, &call, context, running, victims))
-        {
+        let reason = match self.scratch.put(policy, &call, context, running, victims) {
             Ok(validated) => return Asked::by_policy(call.number, validated),
             Err(reason) => reason,
         };
@@ -91,21 +85,14 @@ impl VictimsSeat {
         &self.scratch.rows
     }
 
-    /// Facts that wait for the next call.
-    pub fn facts_mut(&mut self) -> &mut FactQueue {
-        &mut self.facts
-    }
-
     /// Writes what outlives a call.
     pub fn encode(&self, out: &mut Writer) {
         self.minted.encode(out);
-        self.facts.encode(out);
     }
 
     /// Reads what [`Self::encode`] wrote.
     pub fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let minted = Minted::decode(from)?;
-        Ok(Self { minted, facts: FactQueue::decode(from)?, ..Self::new(0) })
+        Ok(Self { minted: Minted::decode(from)?, ..Self::new(0) })
     }
 }
 
