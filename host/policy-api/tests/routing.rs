@@ -6,7 +6,8 @@ use penstock_base::Instant;
 use penstock_policy_api::ReplicaSignal::*;
 use penstock_policy_api::native::{BestCredit, OverlapLoad};
 use penstock_policy_api::{
-    CommonSignal, PlaceAsked, ReplicaSignal, RoutingDecision, RoutingPhase, RoutingPolicy, RoutingSeat, RoutingSignal,
+    CommonSignal, PlaceAsked, ReplicaSignal, RequestRecord, RoutingDecision, RoutingPhase, RoutingPolicy, RoutingSeat,
+    RoutingSignal,
 };
 use support::{Facts, Rows, request};
 
@@ -41,6 +42,10 @@ fn without(mut row: Row, signal: ReplicaSignal) -> Row {
 }
 
 fn ask(policy: &mut dyn RoutingPolicy, rows: &[Row]) -> (Vec<u32>, u32) {
+    ask_for(1, policy, rows)
+}
+
+fn ask_for(sequences: u16, policy: &mut dyn RoutingPolicy, rows: &[Row]) -> (Vec<u32>, u32) {
     let context = Facts {
         common: vec![
             (CommonSignal::BlockSizeTokens, 16),
@@ -50,7 +55,7 @@ fn ask(policy: &mut dyn RoutingPolicy, rows: &[Row]) -> (Vec<u32>, u32) {
         own: vec![(RoutingSignal::NeedBlocks, 12)],
     };
     let rows = Rows { rows: rows.to_vec(), max_left: None };
-    let request = request();
+    let request = RequestRecord { sequences, ..request() };
     let asked = PlaceAsked { request: &request, phase: RoutingPhase::Whole };
     let answer = RoutingSeat::new(7).ask(policy, Instant(9_000), asked, &context, &rows);
     assert_eq!((answer.fallback, answer.changed, answer.call), (None, None, 1));
@@ -147,7 +152,9 @@ fn credit_comes_before_load() {
     for lacking in [(CreditRequests, 0), (CreditTokens, 0), (CreditBlocks, 11)] {
         assert_eq!(overlap_load(&[with(replica(2), &[lacking]), busy.clone()]), [1, 0], "{lacking:?}");
     }
-    assert_eq!(overlap_load(&[with(replica(2), &[(CreditBlocks, 12)]), busy]), [0, 1]);
+    assert_eq!(overlap_load(&[with(replica(2), &[(CreditBlocks, 12)]), busy.clone()]), [0, 1]);
+    let roomy = with(busy, &[(CreditRequests, 2)]);
+    assert_eq!(ask_for(2, &mut OverlapLoad::new(), &[replica(2), roomy]).0, [1, 0], "two answers need two slots");
 }
 
 #[test]

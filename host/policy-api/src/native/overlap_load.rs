@@ -88,8 +88,11 @@ fn key(request: &RequestRecord, context: Context<'_>, replicas: &Matrix, row: us
     let mask = cell(at::KNOWN);
     let unknown = !is_known(mask, at::PREFILL) || !is_known(mask, at::ACTIVE);
     let stale = unknown || cell(at::LOAD_AGE) >= context.get(STALE_LOAD);
-    let need = context.get(NEED_BLOCKS);
-    let covered = cell(at::CREDIT_REQUESTS) > 0 && cell(at::CREDIT_TOKENS) > 0 && cell(at::CREDIT_BLOCKS) >= need;
+    let slots = u64::from(request.sequences.max(1));
+    // As the gateway debits: any prefill credit covers one prompt of whatever length.
+    let covered = cell(at::CREDIT_REQUESTS) >= slots
+        && cell(at::CREDIT_TOKENS) > 0
+        && cell(at::CREDIT_BLOCKS) >= context.get(NEED_BLOCKS);
     let cost = if stale { 0 } else { work(request, context, replicas, row) };
     (stale, !covered, cost, cell(at::INFLIGHT), cell(at::ID), row as u32)
 }
