@@ -381,7 +381,7 @@ impl BlockPool {
         Ok(())
     }
 
-    /// A transfer reads an active block; it stays out of reach of the pool until as many [`Self::unlease`].
+    /// A transfer reads an active block; it stays out of reach of the pool until as many ends of leases.
     pub fn lease(&mut self, block: BlockRef) -> Result<(), StaleRef> {
         let i = self.live(block, &[BlockState::Active, BlockState::Leased])?;
         self.blocks[i as usize].leases += 1;

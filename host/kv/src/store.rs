@@ -55,7 +55,7 @@ impl Kv {
             Some(before) => {
                 let parent = table.get(before)?.index;
                 let node = self.cache.node(parent);
-                if !node.used || Some(node.key) != ask.keys.get(before) {
+                if !node.used || node.expires <= now || Some(node.key) != ask.keys.get(before) {
                     self.cache.stats.totals.unstored_blocks += 1;
                     return None;
                 }
@@ -112,10 +112,11 @@ impl Kv {
     }
 
     /// Takes the stored content of `table` from entry `from` on out of the cache, with everything that follows it: output of a cancelled
-    /// request is nobody's prefix. Content that other tables list too is left alone, and so is what precedes it.
+    /// request is nobody's prefix. What the table had found in the cache is left alone, and so is content that other tables list too, with
+    /// all that precedes it. How many blocks were forgotten.
     pub fn forget(&mut self, now: Instant, table: &mut BlockTable, from: u32) -> u32 {
         let mut forgotten = 0;
-        for index in (from..table.confirmed_blocks()).rev() {
+        for index in (from.max(table.cached_blocks())..table.confirmed_blocks()).rev() {
             let Some(block) = table.get(index) else { continue };
             if self.pool.refs(block) > 1 || !self.cache.node(block.index).used {
                 break;

@@ -102,7 +102,7 @@ impl BlockTable {
         let len = held.len() as u64;
         let sane = len <= u64::from(capacity)
             && capacity <= penstock_base::limits::POOL_BLOCKS_MAX
-            && cached <= confirmed
+            && u64::from(cached) <= len
             && u64::from(confirmed) <= len;
         if !sane {
             return Err(DecodeError::Invalid("block table"));
