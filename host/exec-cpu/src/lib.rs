@@ -1,1 +1,23 @@
-//! Placeholder.
+//! The executor that computes on this machine's CPU: the embedded default.
+//!
+//! Layer 3. The question this crate answers is "which token comes next?", for a batch of sequences at a time, on top of
+//! `penstock-kernels-cpu` (the numbers) and `penstock-model` (the weights). It is row-invariant: see [`penstock_exec::Executor`].
+//!
+//! - [`CpuModel`] packs weights once; replicas share it, and its threads, behind an `Arc`.
+//! - [`CpuExecutor`] is one replica: slots, a KV pool, and the buffers of a pass. It implements [`penstock_exec::Executor`].
+//! - [`Forward`] is the pass itself, usable without slots and plans: the tests and the comparison with other implementations use it.
+//! - [`sampling`] chooses tokens: a pure function of logits, parameters and token index.
+
+pub mod sampling;
+
+mod error;
+mod executor;
+mod forward;
+mod model;
+mod slots;
+
+pub use error::CpuError;
+pub use executor::{CpuExecutor, CpuOptions};
+pub use forward::{Forward, Keep, SequenceRows};
+pub use model::CpuModel;
+pub use penstock_kernels_cpu::{MemoryBudget, ThreadPool, Tier};

@@ -1,0 +1,272 @@
+//! One pass of the decoder over the rows of a batch.
+//!
+//! Rows of all sequences, prefill and decode alike, stand one under the other; every product sees them as one matrix, and only attention
+//! tells sequences apart. Long batches are split into passes: by row-invariance that changes memory and cache use, and no bit of a result.
+
+use std::sync::Arc;
+
+use penstock_kernels_cpu::kv::KvShape;
+use penstock_kernels_cpu::rope::rope;
+use penstock_kernels_cpu::{
+    Activations, AttentionPlan, AttentionRun, HeadRows, KvPool, KvRows, KvSlot, Part, RopeRow, Session, Store,
+    TaskPanicked, attend, multiply,
+};
+
+use crate::model::{CpuModel, LayerWeights};
+
+/// Rows of one pass: enough to reach the products' full rate, few enough for the second-level cache and for bounded buffers.
+const PASS_ROWS: usize = 512;
+
+/// Rows of hidden states to keep for the output projection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// None: a chunk in the middle of a prompt.
+    None,
+    /// The last row.
+    Last,
+    /// All rows (teacher forcing).
+    All,
+}
+
+/// Consecutive tokens of one sequence, to be computed.
+#[derive(Clone, Copy, Debug)]
+pub struct SequenceRows<'a> {
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// Position of the first one; everything before it is in the KV pool already.
+    pub context: usize,
+    /// The sequence's blocks, in order of position, long enough for the last token.
+    pub table: &'a [u32],
+    /// Which hidden states are wanted.
+    pub keep: Keep,
+}
+
+/// The pass and its buffers. One a replica.
+#[derive(Debug)]
+pub struct Forward {
+    model: Arc<CpuModel>,
+    activations: Activations,
+    plan: AttentionPlan,
+    ropes: Vec<RopeRow>,
+    slots: Vec<KvSlot>,
+    /// Residual stream.
+    x: Vec<f32>,
+    /// Normalised rows on their way into a product.
+    normed: Vec<f32>,
+    qkv: Vec<f32>,
+    attention: Vec<f32>,
+    gate_up: Vec<f32>,
+    feed_forward: Vec<f32>,
+    /// Residual stream of the kept rows of the last batch.
+    kept: Vec<f32>,
+}
+
+/// Part of a batch that fits one pass: consecutive tokens of one sequence.
+struct PassRun<'a> {
+    tokens: &'a [u32],
+    context: usize,
+    table: &'a [u32],
+    first_row: usize,
+    /// Rows to keep, counted inside the run.
+    keep_from: usize,
+}
+
+impl Forward {
+    /// Buffers for a model; they grow with the largest pass.
+    pub fn new(model: Arc<CpuModel>) -> Self {
+        Self {
+            model,
+            activations: Activations::new(),
+            plan: AttentionPlan::new(),
+            ropes: Vec::new(),
+            slots: Vec::new(),
+            x: Vec::new(),
+            normed: Vec::new(),
+            qkv: Vec::new(),
+            attention: Vec::new(),
+            gate_up: Vec::new(),
+            feed_forward: Vec::new(),
+            kept: Vec::new(),
+        }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<CpuModel> {
+        &self.model
+    }
+
+    /// The shape of a KV pool for `model`.
+    pub fn kv_shape(model: &CpuModel, block_tokens: usize, blocks: usize) -> KvShape {
+        let config = &model.config;
+        KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, block_tokens, blocks }
+    }
+
+    /// Hidden states kept by the last [`Forward::run`].
+    pub fn kept_rows(&self) -> usize {
+        self.kept.len() / self.model.config.hidden
+    }
+
+    /// Computes all rows and writes their keys and values into `kv`. Kept hidden states stay until the next call.
+    ///
+    /// # Errors
+    /// [`TaskPanicked`] when a kernel panicked; the contents of the blocks written to are then undefined.
+    ///
+    /// # Panics
+    /// When a token is outside the vocabulary, or a table is too short or names a block outside the pool.
+    pub fn run(&mut self, kv: &mut KvPool, batch: &[SequenceRows<'_>]) -> Result<(), TaskPanicked> {
+        let model = Arc::clone(&self.model);
+        let mut session = model.threads.enter();
+        self.kept.clear();
+        let mut pass: Vec<PassRun<'_>> = Vec::with_capacity(batch.len());
+        let mut rows = 0;
+        for sequence in batch {
+            let keep_from = match sequence.keep {
+                Keep::None => sequence.tokens.len(),
+                Keep::Last => sequence.tokens.len().saturating_sub(1),
+                Keep::All => 0,
+            };
+            let mut done = 0;
+            while done < sequence.tokens.len() {
+                if rows == PASS_ROWS {
+                    self.pass(&mut session, kv, &pass, rows)?;
+                    pass.clear();
+                    rows = 0;
+                }
+                let count = (sequence.tokens.len() - done).min(PASS_ROWS - rows);
+                pass.push(PassRun {
+                    tokens: &sequence.tokens[done..done + count],
+                    context: sequence.context + done,
+                    table: sequence.table,
+                    first_row: rows,
+                    keep_from: keep_from.saturating_sub(done),
+                });
+                done += count;
+                rows += count;
+            }
+        }
+        if rows > 0 {
+            self.pass(&mut session, kv, &pass, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Logits of kept rows `first .. first + count` into `out`, one row of the vocabulary's length each.
+    ///
+    /// # Errors
+    /// [`TaskPanicked`] when a kernel panicked.
+    ///
+    /// # Panics
+    /// When the rows were not kept or `out` has another length.
+    pub fn logits(&mut self, first: usize, count: usize, out: &mut [f32]) -> Result<(), TaskPanicked> {
+        let model = Arc::clone(&self.model);
+        let (hidden, vocab) = (model.config.hidden, model.config.vocab);
+        assert_eq!(out.len(), count * vocab, "one row of logits each");
+        let mut session = model.threads.enter();
+        let x = &self.kept[first * hidden..][..count * hidden];
+        self.normed.resize(count * hidden, 0.0);
+        let (norm, eps) = (&model.output_norm, model.config.rms_eps);
+        self.activations.norm_quantise(&mut session, model.tier, x, norm, eps, &mut self.normed)?;
+        let parts = [Part { matrix: model.head(), column: 0 }];
+        multiply(&mut session, model.tier, &self.activations, &parts, Store::Replace, out, vocab)
+    }
+
+    fn pass(
+        &mut self,
+        session: &mut Session<'_>,
+        kv: &mut KvPool,
+        runs: &[PassRun<'_>],
+        rows: usize,
+    ) -> Result<(), TaskPanicked> {
+        let model = Arc::clone(&self.model);
+        let config = &model.config;
+        self.place(kv, runs);
+        let attention_runs = runs.iter().map(|run| AttentionRun {
+            first_row: run.first_row,
+            rows: run.tokens.len(),
+            context: run.context,
+            table: run.table,
+        });
+        self.plan.set(kv, config.heads, model.tier, attention_runs);
+        self.x.resize(rows * config.hidden, 0.0);
+        self.normed.resize(rows * config.hidden, 0.0);
+        self.qkv.resize(rows * (config.q_rows() + 2 * config.kv_rows()), 0.0);
+        self.attention.resize(rows * config.q_rows(), 0.0);
+        self.gate_up.resize(rows * 2 * config.feed_forward, 0.0);
+        self.feed_forward.resize(rows * config.feed_forward, 0.0);
+        let tokens: Vec<u32> = runs.iter().flat_map(|run| run.tokens.iter().copied()).collect();
+        session.rows(&mut self.x, config.hidden, |row, x| model.embedding.dequantise_row(tokens[row] as usize, x))?;
+        for (index, layer) in model.layers.iter().enumerate() {
+            self.attention_block(session, kv, index, layer)?;
+            self.feed_forward_block(session, layer)?;
+        }
+        for run in runs {
+            let keep = run.first_row + run.keep_from.min(run.tokens.len())..run.first_row + run.tokens.len();
+            self.kept.extend_from_slice(&self.x[keep.start * config.hidden..keep.end * config.hidden]);
+        }
+        Ok(())
+    }
+
+    /// Finds each row's slot in the pool and its rotation.
+    fn place(&mut self, kv: &KvPool, runs: &[PassRun<'_>]) {
+        let block_tokens = kv.shape().block_tokens;
+        self.slots.clear();
+        for run in runs {
+            for position in run.context..run.context + run.tokens.len() {
+                let row = self.slots.len();
+                let offset = (position % block_tokens) as u32;
+                self.slots.push(KvSlot { block: run.table[position / block_tokens], offset });
+                if self.ropes.len() == row {
+                    self.ropes.push(RopeRow::default());
+                }
+                self.ropes[row].set(self.model.rope_pairs, &self.model.rope_frequencies, position as u64);
+            }
+        }
+    }
+
+    /// x += output(attention(rope(q), rope(k), v)) of norm(x).
+    fn attention_block(
+        &mut self,
+        session: &mut Session<'_>,
+        kv: &mut KvPool,
+        index: usize,
+        layer: &LayerWeights,
+    ) -> Result<(), TaskPanicked> {
+        let model = &*self.model;
+        let (config, tier) = (&model.config, model.tier);
+        let (q, k) = (config.q_rows(), config.kv_rows());
+        let stride = q + 2 * k;
+        self.activations.norm_quantise(session, tier, &self.x, &layer.attn_norm, config.rms_eps, &mut self.normed)?;
+        let parts = [
+            Part { matrix: &layer.q, column: 0 },
+            Part { matrix: &layer.k, column: q },
+            Part { matrix: &layer.v, column: q + k },
+        ];
+        multiply(session, tier, &self.activations, &parts, Store::Replace, &mut self.qkv, stride)?;
+        let ropes = &self.ropes;
+        // Keys stand right behind queries: all their heads turn together.
+        session.rows(&mut self.qkv, stride, |row, heads| {
+            rope(tier, model.rope_pairs, &ropes[row], &mut heads[..q + k]);
+        })?;
+        kv.store(session, index, &self.slots, KvRows { rows: &self.qkv, stride, key_column: q, value_column: q + k })?;
+        let scale = 1.0 / (config.head_dim as f32).sqrt();
+        let queries = HeadRows { data: self.qkv.as_slice(), stride, column: 0 };
+        let results = HeadRows { data: self.attention.as_mut_slice(), stride: q, column: 0 };
+        attend(session, &self.plan, kv, index, scale, queries, results)?;
+        self.activations.quantise(session, tier, &mut self.attention, q)?;
+        let parts = [Part { matrix: &layer.attn_output, column: 0 }];
+        multiply(session, tier, &self.activations, &parts, Store::Add, &mut self.x, config.hidden)
+    }
+
+    /// x += down(silu(gate) * up) of norm(x).
+    fn feed_forward_block(&mut self, session: &mut Session<'_>, layer: &LayerWeights) -> Result<(), TaskPanicked> {
+        let model = &*self.model;
+        let (config, tier) = (&model.config, model.tier);
+        let width = config.feed_forward;
+        self.activations.norm_quantise(session, tier, &self.x, &layer.ffn_norm, config.rms_eps, &mut self.normed)?;
+        let parts = [Part { matrix: &layer.gate, column: 0 }, Part { matrix: &layer.up, column: width }];
+        multiply(session, tier, &self.activations, &parts, Store::Replace, &mut self.gate_up, 2 * width)?;
+        self.activations.swiglu_quantise(session, tier, &self.gate_up, width, &mut self.feed_forward)?;
+        let parts = [Part { matrix: &layer.down, column: 0 }];
+        multiply(session, tier, &self.activations, &parts, Store::Add, &mut self.x, config.hidden)
+    }
+}

@@ -1,0 +1,163 @@
+//! A model's weights as the kernels want them.
+
+use std::sync::Arc;
+
+use penstock_kernels_cpu::attention::HEAD_DIM_MAX;
+use penstock_kernels_cpu::weights::BLOCK;
+use penstock_kernels_cpu::{MemoryBudget, PackedMatrix, RopePairs, SourceFormat, ThreadPool, Tier};
+use penstock_model::weights::{LayerPart, TensorRole, TensorView};
+use penstock_model::{DType, Model, ModelConfig, RopeLayout};
+
+use crate::error::CpuError;
+
+/// Packed weights and the threads that multiply by them. Immutable; shared by the replicas of a process.
+#[derive(Debug)]
+pub struct CpuModel {
+    pub(crate) config: ModelConfig,
+    pub(crate) tier: Tier,
+    pub(crate) threads: Arc<ThreadPool>,
+    pub(crate) embedding: PackedMatrix,
+    /// The output projection, unless it is the embedding.
+    pub(crate) output: Option<PackedMatrix>,
+    pub(crate) output_norm: Vec<f32>,
+    pub(crate) layers: Vec<LayerWeights>,
+    pub(crate) rope_pairs: RopePairs,
+    /// Angle per position of each pair of a head.
+    pub(crate) rope_frequencies: Vec<f64>,
+}
+
+/// One decoder layer.
+#[derive(Debug)]
+pub(crate) struct LayerWeights {
+    pub(crate) attn_norm: Vec<f32>,
+    pub(crate) q: PackedMatrix,
+    pub(crate) k: PackedMatrix,
+    pub(crate) v: PackedMatrix,
+    pub(crate) attn_output: PackedMatrix,
+    pub(crate) ffn_norm: Vec<f32>,
+    pub(crate) gate: PackedMatrix,
+    pub(crate) up: PackedMatrix,
+    pub(crate) down: PackedMatrix,
+}
+
+impl CpuModel {
+    /// Packs the weights of an opened model, taking memory from `budget`, to run on `tier` with `threads`.
+    ///
+    /// # Errors
+    /// [`CpuError`] when the model needs what these kernels do not do, or memory runs out.
+    pub fn load(model: &Model, threads: Arc<ThreadPool>, budget: &MemoryBudget, tier: Tier) -> Result<Self, CpuError> {
+        Self::from_tensors(model.config(), |role| model.weights().get(role), threads, budget, tier)
+    }
+
+    /// As [`CpuModel::load`], from tensors of any source.
+    ///
+    /// # Errors
+    /// As for [`CpuModel::load`], or [`CpuError::TensorMissing`] when `tensor` lacks one that the configuration implies.
+    pub fn from_tensors<'a>(
+        config: &ModelConfig,
+        tensor: impl Fn(TensorRole) -> Option<TensorView<'a>>,
+        threads: Arc<ThreadPool>,
+        budget: &MemoryBudget,
+        tier: Tier,
+    ) -> Result<Self, CpuError> {
+        check(config, tier)?;
+        let find = |role| tensor(role).ok_or_else(|| CpuError::TensorMissing { name: format!("{role:?}") });
+        let matrix = |role| -> Result<PackedMatrix, CpuError> {
+            let view = find(role)?;
+            PackedMatrix::pack(budget, view.bytes, source_format(view.dtype), view.rows, view.cols)
+                .map_err(|source| CpuError::Pack { name: format!("{role:?}"), source })
+        };
+        let vector = |role| find(role).map(|view| view.to_f32());
+        let layer = |index| -> Result<LayerWeights, CpuError> {
+            let of = |part| TensorRole::layer(index, part);
+            Ok(LayerWeights {
+                attn_norm: vector(of(LayerPart::AttnNorm))?,
+                q: matrix(of(LayerPart::AttnQ))?,
+                k: matrix(of(LayerPart::AttnK))?,
+                v: matrix(of(LayerPart::AttnV))?,
+                attn_output: matrix(of(LayerPart::AttnOutput))?,
+                ffn_norm: vector(of(LayerPart::FfnNorm))?,
+                gate: matrix(of(LayerPart::FfnGate))?,
+                up: matrix(of(LayerPart::FfnUp))?,
+                down: matrix(of(LayerPart::FfnDown))?,
+            })
+        };
+        let dims = config.rope_dims as f64;
+        Ok(Self {
+            tier,
+            threads,
+            embedding: matrix(TensorRole::TokenEmbedding)?,
+            output: if config.tied_head { None } else { Some(matrix(TensorRole::Output)?) },
+            output_norm: vector(TensorRole::OutputNorm)?,
+            layers: (0..config.layers).map(layer).collect::<Result<_, _>>()?,
+            rope_pairs: match config.rope_layout {
+                RopeLayout::Interleaved => RopePairs::Interleaved,
+                RopeLayout::Halves => RopePairs::Halves,
+            },
+            rope_frequencies: (0..config.rope_dims / 2)
+                .map(|i| f64::from(config.rope_theta).powf(-2.0 * i as f64 / dims))
+                .collect(),
+            config: config.clone(),
+        })
+    }
+
+    /// Shape and constants of the model.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The instruction set in use.
+    pub fn tier(&self) -> Tier {
+        self.tier
+    }
+
+    /// The threads in use.
+    pub fn threads(&self) -> &Arc<ThreadPool> {
+        &self.threads
+    }
+
+    /// The output projection.
+    pub(crate) fn head(&self) -> &PackedMatrix {
+        self.output.as_ref().unwrap_or(&self.embedding)
+    }
+
+    /// Bytes of packed matrices.
+    pub fn weight_bytes(&self) -> usize {
+        let layer = |l: &LayerWeights| -> usize {
+            [&l.q, &l.k, &l.v, &l.attn_output, &l.gate, &l.up, &l.down].iter().map(|m| m.bytes()).sum()
+        };
+        let table = self.embedding.bytes() + self.output.as_ref().map_or(0, PackedMatrix::bytes);
+        table + self.layers.iter().map(layer).sum::<usize>()
+    }
+}
+
+fn source_format(dtype: DType) -> SourceFormat {
+    match dtype {
+        DType::F32 => SourceFormat::F32,
+        DType::F16 => SourceFormat::F16,
+        DType::Bf16 => SourceFormat::Bf16,
+        DType::Q8_0 => SourceFormat::Q8_0,
+        DType::Q4_0 => SourceFormat::Q4_0,
+        DType::Q4_1 => SourceFormat::Q4_1,
+    }
+}
+
+/// Refuses, by name, everything that the pass does not do.
+fn check(config: &ModelConfig, tier: Tier) -> Result<(), CpuError> {
+    let require = |holds: bool, what: String| if holds { Ok(()) } else { Err(CpuError::Unsupported { what }) };
+    require(tier.is_supported(), format!("tier {tier} is not supported on this machine"))?;
+    for (name, value) in
+        [("hidden size", config.hidden), ("feed-forward size", config.feed_forward), ("query width", config.q_rows())]
+    {
+        require(value.is_multiple_of(BLOCK), format!("{name} {value} is not a multiple of {BLOCK}"))?;
+    }
+    let step = if config.rope_layout == RopeLayout::Halves { 32 } else { 16 };
+    require(
+        config.head_dim.is_multiple_of(step) && config.head_dim <= HEAD_DIM_MAX,
+        format!("head dimension {} is not a multiple of {step} up to {HEAD_DIM_MAX}", config.head_dim),
+    )?;
+    require(config.rope_dims == config.head_dim, "only a part of each head is rotated".to_owned())?;
+    require(!config.qkv_bias, "biases of q, k and v".to_owned())?;
+    require(!config.qk_norm, "norms of q and k".to_owned())?;
+    require(config.sliding_window.is_none(), "a sliding attention window".to_owned())
+}

@@ -1,0 +1,128 @@
+//! The whole pass on a small random model: near its f64 twin, and with bits that depend on the sequence alone.
+
+mod support;
+
+use std::sync::Arc;
+
+use penstock_exec_cpu::{CpuModel, Forward, Keep, MemoryBudget, SequenceRows, Tier};
+use penstock_kernels_cpu::KvPool;
+use penstock_model::RopeLayout;
+use support::{Noise, TinyModel, fast_tier};
+
+/// How sequences are computed.
+#[derive(Clone, Copy)]
+struct Setting {
+    /// Tokens of each sequence per call.
+    chunk: usize,
+    block_tokens: usize,
+    /// Seed of the blocks' placement.
+    placement: u64,
+}
+
+const PLAIN: Setting = Setting { chunk: 600, block_tokens: 16, placement: 0 };
+
+/// Logits of all positions of all sequences, computed side by side, chunk by chunk.
+fn logits(model: &Arc<CpuModel>, sequences: &[Vec<u32>], setting: Setting) -> Vec<Vec<f32>> {
+    let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
+    let each = longest.div_ceil(setting.block_tokens);
+    let blocks = each * sequences.len();
+    let shape = Forward::kv_shape(model, setting.block_tokens, blocks);
+    let mut kv = KvPool::new(&MemoryBudget::new(1 << 30), shape).expect("fits");
+    let order = Noise(setting.placement).shuffled(blocks);
+    let mut forward = Forward::new(Arc::clone(model));
+    let vocab = model.config().vocab;
+    let mut out: Vec<Vec<f32>> = vec![Vec::new(); sequences.len()];
+    for start in (0..longest).step_by(setting.chunk) {
+        let live: Vec<usize> = (0..sequences.len()).filter(|&i| sequences[i].len() > start).collect();
+        let batch: Vec<SequenceRows<'_>> = live
+            .iter()
+            .map(|&i| SequenceRows {
+                tokens: &sequences[i][start..sequences[i].len().min(start + setting.chunk)],
+                context: start,
+                table: &order[i * each..][..each],
+                keep: Keep::All,
+            })
+            .collect();
+        forward.run(&mut kv, &batch).expect("no kernel panics");
+        let mut first = 0;
+        for (&i, rows) in live.iter().zip(&batch) {
+            let mut part = vec![0f32; rows.tokens.len() * vocab];
+            forward.logits(first, rows.tokens.len(), &mut part).expect("no kernel panics");
+            out[i].extend(part);
+            first += rows.tokens.len();
+        }
+        assert_eq!(forward.kept_rows(), first);
+    }
+    out
+}
+
+fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    rows.iter().map(|row| row.iter().map(|v| v.to_bits()).collect()).collect()
+}
+
+#[test]
+fn the_pass_is_near_its_f64_twin() {
+    for (layout, tied) in [(RopeLayout::Interleaved, true), (RopeLayout::Halves, false)] {
+        let tiny = TinyModel::new(layout, tied);
+        let tokens = Noise(1).tokens(40, tiny.config.vocab);
+        let wanted: Vec<f64> = tiny.reference(&tokens).concat();
+        for tier in [Tier::Scalar].into_iter().chain(fast_tier()) {
+            let got = logits(&tiny.load(1, tier), std::slice::from_ref(&tokens), PLAIN).concat();
+            let error: f64 = got.iter().zip(&wanted).map(|(&g, w)| (f64::from(g) - w).powi(2)).sum();
+            let nmse = error / wanted.iter().map(|w| w * w).sum::<f64>();
+            // Int8 weights and activations: about 1e-4 of noise power a product.
+            assert!(nmse < 1e-3, "{layout:?} {tier}: nmse {nmse:e}");
+        }
+    }
+}
+
+#[test]
+fn bits_depend_on_the_sequence_alone() {
+    let tiny = TinyModel::new(RopeLayout::Interleaved, true);
+    let mut noise = Noise(2);
+    let sequences: Vec<Vec<u32>> = [1, 15, 33, 130, 150].map(|n| noise.tokens(n, tiny.config.vocab)).into();
+    let tier = Tier::detect();
+    let model = tiny.load(1, tier);
+    let alone: Vec<Vec<f32>> = sequences.iter().flat_map(|s| logits(&model, std::slice::from_ref(s), PLAIN)).collect();
+    let wanted = bits(&alone);
+    for setting in [
+        PLAIN,
+        Setting { chunk: 1, placement: 3, ..PLAIN },
+        Setting { chunk: 9, placement: 4, ..PLAIN },
+        Setting { chunk: 64, block_tokens: 32, ..PLAIN },
+    ] {
+        assert_eq!(bits(&logits(&model, &sequences, setting)), wanted, "chunk {}", setting.chunk);
+    }
+    for threads in [2, 3] {
+        assert_eq!(bits(&logits(&tiny.load(threads, tier), &sequences, PLAIN)), wanted, "{threads} threads");
+    }
+}
+
+#[test]
+fn every_tier_gives_the_oracles_bits() {
+    let tiny = TinyModel::new(RopeLayout::Halves, false);
+    let sequences = [Noise(3).tokens(37, tiny.config.vocab), Noise(4).tokens(3, tiny.config.vocab)];
+    let wanted = bits(&logits(&tiny.load(1, Tier::Scalar), &sequences, PLAIN));
+    for tier in Tier::ALL.into_iter().skip(1) {
+        if !tier.is_supported() {
+            eprintln!("SKIPPED tier {tier}: this CPU lacks its instructions");
+            continue;
+        }
+        assert_eq!(bits(&logits(&tiny.load(2, tier), &sequences, PLAIN)), wanted, "{tier}");
+    }
+}
+
+#[test]
+fn a_batch_longer_than_one_pass_is_split_without_a_trace() {
+    let tiny = TinyModel::new(RopeLayout::Interleaved, true);
+    let model = tiny.load(2, Tier::detect());
+    let mut noise = Noise(5);
+    // 1,060 rows: two borders between passes, both inside a sequence.
+    let sequences: Vec<Vec<u32>> = [400, 350, 310].map(|n| noise.tokens(n, tiny.config.vocab)).into();
+    let together = logits(&model, &sequences, PLAIN);
+    let apart: Vec<Vec<f32>> = sequences
+        .iter()
+        .flat_map(|s| logits(&model, std::slice::from_ref(s), Setting { chunk: 100, ..PLAIN }))
+        .collect();
+    assert_eq!(bits(&together), bits(&apart));
+}
