@@ -158,6 +158,11 @@ impl Kv {
         }
     }
 
+    /// Every findable block with its depth in blocks from the root, 1 for the first of a prompt. Walks the pool.
+    pub fn for_each_stored_at(&self, mut each: impl FnMut(BlockKey, u32)) {
+        self.cache.nodes.iter().filter(|node| node.used).for_each(|node| each(node.key, node.depth));
+    }
+
     /// Counters since the start.
     pub fn totals(&self) -> CacheTotals {
         self.cache.stats.totals

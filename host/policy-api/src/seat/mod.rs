@@ -59,6 +59,15 @@ impl FallbackReason {
         self != Self::NoOpinion
     }
 
+    /// Stable number: 0 no opinion, 1.. a fault, 16.. a malformed proposal, each in the order of its enum.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::NoOpinion => 0,
+            Self::Fault(kind) => 1 + kind as u8,
+            Self::Malformed(why) => 16 + why as u8,
+        }
+    }
+
     /// The name in metrics.
     pub const fn name(self) -> &'static str {
         match self {
