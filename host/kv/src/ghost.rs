@@ -128,8 +128,15 @@ mod tests {
         assert_eq!(ghosts.call_back(key(1)), None, "pushed out");
         assert_eq!(ghosts.call_back(key(2)), Some(Instant(20)));
         assert_eq!(ghosts.call_back(key(2)), None);
+    }
+
+    #[test]
+    fn of_two_evictions_the_later_one_counts() {
+        let mut ghosts = Ghosts::new(3);
         ghosts.push(key(3), Instant(40));
         ghosts.push(key(4), Instant(50));
-        assert_eq!(ghosts.call_back(key(3)), Some(Instant(40)), "the later eviction counts");
+        ghosts.push(key(3), Instant(60));
+        assert_eq!(ghosts.call_back(key(3)), Some(Instant(60)));
+        assert_eq!(ghosts.call_back(key(3)), None);
     }
 }

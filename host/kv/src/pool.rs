@@ -258,7 +258,6 @@ impl BlockPool {
         let block = &mut self.blocks[i as usize];
         block.generation = block.generation.wrapping_add(1);
         block.refs = refs;
-        block.fence = 0;
         self.enter(i, to);
         Some(self.reference(i))
     }

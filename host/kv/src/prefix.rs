@@ -511,3 +511,34 @@ impl PrefixCache {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_in_use_pins_all_that_precedes_it() {
+        let mut cache = PrefixCache::new(4, 16, 1, 8);
+        let holder = Holder {
+            tenant: TenantId(1),
+            trust: TrustGroup(1),
+            class: ClassRank::MIN,
+            retention: 50,
+            quota_blocks: u64::MAX,
+            expires: Instant::NEVER,
+            no_store: false,
+        };
+        for i in 0..3u32 {
+            assert!(cache.insert(i, BlockKey([i as u8; 16]), i.checked_sub(1), &holder, Instant::ZERO));
+        }
+        for (i, evictable) in [(0, 0), (1, 0), (2, 3)] {
+            cache.set_idle(i);
+            assert_eq!(cache.evictable(), evictable, "a block can leave once all behind it can");
+        }
+        cache.set_busy(2);
+        assert_eq!(cache.evictable(), 0);
+        cache.set_idle(2);
+        cache.set_busy(1);
+        assert_eq!(cache.evictable(), 1, "what follows is not pinned");
+    }
+}

@@ -22,6 +22,7 @@ enum Op {
     Confirm { slot: usize },
     Fork { from: usize, to: usize, salt: u8 },
     Release { slot: usize, keep: u32 },
+    Rewind { slot: usize, tokens: u32 },
     Forget { slot: usize, from: u32 },
     Submit,
     Retire,
@@ -47,11 +48,12 @@ fn op() -> impl Strategy<Value = Op> {
         8 => slot.clone().prop_map(|slot| Op::Confirm { slot }),
         2 => (slot.clone(), slot.clone(), 0u8..2).prop_map(|(from, to, salt)| Op::Fork { from, to, salt }),
         6 => (slot.clone(), prop_oneof![4 => Just(0u32), 1 => 0u32..6]).prop_map(|(slot, keep)| Op::Release { slot, keep }),
+        1 => (slot.clone(), 0u32..16).prop_map(|(slot, tokens)| Op::Rewind { slot, tokens }),
         1 => (slot.clone(), 0u32..4).prop_map(|(slot, from)| Op::Forget { slot, from }),
         6 => Just(Op::Submit),
         6 => Just(Op::Retire),
         2 => (1u32..6).prop_map(|want| Op::Evict { want }),
-        5 => (0usize..8, prop_oneof![0u64..100, any::<u64>()]).prop_map(|(nth, price)| Op::Price { nth, price }),
+        5 => (0usize..8, prop_oneof![0u64..4, 0u64..100, any::<u64>()]).prop_map(|(nth, price)| Op::Price { nth, price }),
         3 => (1usize..5).prop_map(|most| Op::TakeUnpriced { most }),
         4 => prop_oneof![8 => 1u64..50, 1 => 20_000u64..90_000].prop_map(|ms| Op::Advance { ms }),
         2 => (1u32..5).prop_map(|most| Op::Expire { most }),
@@ -370,6 +372,10 @@ impl World {
                     let left = core::mem::take(self.reserved(slot));
                     assert_eq!(self.kv.unreserve(OwnerId(slot as u32), u32::MAX), left);
                 }
+            }
+            Op::Rewind { slot, tokens } => {
+                let seq = &mut self.seqs[slot];
+                seq.tokens = seq.tokens.saturating_sub(tokens);
             }
             Op::Forget { slot, from } => {
                 let seq = &mut self.seqs[slot];

@@ -147,6 +147,7 @@ fn a_shared_half_filled_block_is_copied_before_the_first_write() {
     kv.extend(at_ms(0), row(0, 20, 1), &mut a, &mut copies).expect("room");
     kv.fork(&a, &mut b, 2).expect("live");
     assert!(copies.is_empty());
+    assert_eq!((a.confirmed_blocks(), b.confirmed_blocks()), (0, 0));
     kv.extend(at_ms(1), Extend { owner: B, ..row(20, 1, 2) }, &mut b, &mut copies).expect("room");
     let [copy] = copies[..] else { panic!("one copy: {copies:?}") };
     assert_eq!((copy.index, copy.from, copy.to, copy.tokens), (1, a.blocks()[1], b.blocks()[1], 4));
@@ -172,6 +173,46 @@ fn a_write_over_several_shared_blocks_copies_only_what_stays() {
     let row = Extend { owner: B, start: 10, tokens: 30, batch: BatchId(1) };
     kv.extend(at_ms(0), row, &mut b, &mut copies).expect("room");
     assert_eq!(copies.iter().map(|c| (c.index, c.tokens)).collect::<Vec<_>>(), [(0, 10), (1, 0), (2, 0)]);
+}
+
+#[test]
+fn content_that_can_be_found_or_is_being_sent_is_never_overwritten() {
+    let mut kv = kv(16);
+    let prompt = keys(1, 2);
+    let (mut t, mut copies) = (table(), Vec::new());
+    kv.append(at_ms(0), A, &mut t, 3).expect("room");
+    kv.confirm(at_ms(0), &mut t, confirm(&prompt), &mut Vec::new());
+    kv.lease(t.blocks()[2]).expect("active");
+    let [_, stored, sent] = t.blocks()[..] else { panic!("three blocks") };
+    // Alone in its table, the sequence computes positions 24..40 again.
+    let row = Extend { owner: A, start: 24, tokens: 16, batch: BatchId(1) };
+    kv.extend(at_ms(1), row, &mut t, &mut copies).expect("room");
+    assert_eq!(copies.iter().map(|c| (c.index, c.from, c.tokens)).collect::<Vec<_>>(), [(1, stored, 8), (2, sent, 0)]);
+    assert_eq!(t.confirmed_blocks(), 1, "the new block holds other content until it is confirmed");
+    assert_eq!(
+        (kv.pool().state(stored), kv.pool().state(sent)),
+        (Some(BlockState::Reclaimable), Some(BlockState::Leased))
+    );
+    let mut adopted = Vec::new();
+    assert_eq!(kv.confirm(at_ms(2), &mut t, confirm(&prompt), &mut adopted).adopted, 1);
+    assert_eq!(adopted, [Adopted { index: 1, block: stored }]);
+}
+
+#[test]
+fn a_block_sent_twice_is_held_until_both_are_done() {
+    let mut kv = kv(4);
+    let mut t = table();
+    kv.append(at_ms(0), A, &mut t, 1).expect("room");
+    let block = t.blocks()[0];
+    for _ in 0..2 {
+        kv.lease(block).expect("active");
+    }
+    kv.release(at_ms(1), &mut t, Some(BatchId(9)));
+    assert_eq!(kv.unlease(at_ms(2), block), Ok(BlockState::Leased));
+    assert_eq!(kv.unlease(at_ms(3), block), Ok(BlockState::Reclaimable), "and until the batch is");
+    assert!(kv.unlease(at_ms(3), block).is_err());
+    kv.retire(at_ms(4), BatchId(9));
+    assert_eq!(counts(&kv), (4, 0, 0, 0));
 }
 
 #[test]
@@ -261,6 +302,10 @@ fn the_second_of_two_equal_prompts_adopts_the_blocks_of_the_first() {
     let fence = Some(BatchId(5));
     let done = kv.confirm(at_ms(1), &mut b, Confirm { fence, ..confirm(&prompt) }, &mut adopted);
     assert_eq!(done, Confirmed { stored: 1, adopted: 2, left: 0 });
+    let mut sibling = table();
+    kv.fork(&b, &mut sibling, 2).expect("live");
+    assert_eq!((sibling.confirmed_blocks(), sibling.cached_blocks()), (2, 0));
+    kv.release(at_ms(1), &mut sibling, None);
     assert_eq!(
         adopted.iter().map(|p| (p.index, p.block)).collect::<Vec<_>>(),
         [(0, a.blocks()[0]), (1, a.blocks()[1])]
@@ -381,6 +426,50 @@ fn a_tenant_over_its_hard_quota_gives_way_from_the_tail() {
 }
 
 #[test]
+fn a_tenant_over_a_lowered_quota_gives_way_before_older_content_of_others() {
+    let mut kv = kv(16);
+    let (theirs, mine, more) = (keys(1, 2), keys(2, 4), keys(3, 1));
+    cache_prompt(&mut kv, at_ms(0), &theirs, holder());
+    cache_prompt(&mut kv, at_ms(1), &mine, Holder { tenant: TenantId(9), ..holder() });
+    let mut t = table();
+    kv.append(at_ms(2), A, &mut t, 1).expect("room");
+    let lowered = Holder { tenant: TenantId(9), quota_blocks: 1, ..holder() };
+    kv.confirm(at_ms(2), &mut t, Confirm { holder: lowered, ..confirm(&more) }, &mut Vec::new());
+    assert_eq!(kv.evict(at_ms(3), 4), 4);
+    assert_eq!(kv.totals().removed_blocks, [1, 3, 0, 0, 0], "three over the quota, then the cheapest of all");
+    assert_eq!(kv.lookup(at_ms(3), Keys::prompt(&mine), 65).blocks, 1);
+    assert_eq!(kv.lookup(at_ms(3), Keys::prompt(&theirs), 33).blocks, 1);
+}
+
+#[test]
+fn at_equal_prices_the_longer_unused_leaves_first_and_then_the_smaller_hash() {
+    let mut kv = kv(16);
+    for (root, ms) in [(4, 20), (3, 10), (2, 30), (1, 20)] {
+        cache_prompt(&mut kv, at_ms(ms), &keys(root, 1), holder());
+    }
+    let mut rows = Vec::new();
+    kv.take_unpriced(at_ms(40), 64, &mut rows);
+    for row in &rows {
+        assert_eq!(kv.set_price(row.block, 77), Ok(true));
+    }
+    rows.clear();
+    kv.cheapest(at_ms(40), 3, &mut rows);
+    assert_eq!(rows.iter().map(|r| r.run_hash & 0xff).collect::<Vec<_>>(), [3, 1, 4]);
+}
+
+#[test]
+fn nothing_is_stored_behind_content_whose_time_is_up() {
+    let mut kv = kv(16);
+    let prompt = keys(1, 2);
+    let mut t = table();
+    kv.append(at_ms(0), A, &mut t, 2).expect("room");
+    let until = Holder { expires: at_ms(100), ..holder() };
+    kv.confirm(at_ms(0), &mut t, Confirm { holder: until, upto: 1, ..confirm(&prompt) }, &mut Vec::new());
+    assert_eq!(kv.confirm(at_ms(100), &mut t, confirm(&prompt), &mut Vec::new()).left, 1);
+    assert_eq!((kv.stored_blocks(), kv.totals().unstored_blocks), (1, 1));
+}
+
+#[test]
 fn content_whose_time_is_up_is_not_found_and_leaves_first() {
     let mut kv = kv(16);
     let (brief, lasting) = (keys(1, 2), keys(2, 2));
@@ -433,6 +522,9 @@ fn evicted_content_that_comes_back_is_a_ghost_and_a_regret_for_a_minute() {
     assert_eq!((kv.regret_blocks(at_ms(30_000)), kv.regret_blocks(at_ms(90_000))), (1, 0));
     cache_prompt(&mut kv, at_ms(61_001), &two, holder());
     assert_eq!(kv.totals().regret_blocks, 1, "more than a minute is no regret");
+    kv.evict(at_ms(61_001), 1);
+    cache_prompt(&mut kv, at_ms(121_001), &one, holder());
+    assert_eq!(kv.totals().regret_blocks, 2, "a minute is");
     let mut rows = Vec::new();
     kv.cheapest(at_ms(61_001), 64, &mut rows);
     assert!(rows.iter().all(|r| r.ghost) && rows.len() == 2);
