@@ -6,6 +6,7 @@ use naive::{Entry, Naive, State, key};
 use penstock_base::{BatchId, BlockKey, ClassRank, Instant, TenantId, TrustGroup};
 use penstock_kv::*;
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 const BLOCKS: u32 = 24;
 const BLOCK_TOKENS: u32 = 4;
@@ -307,7 +308,7 @@ impl World {
                 }
                 Some(block) if block == own.index => expected.0 += 1,
                 Some(block) => {
-                    if self.naive.state(block) == Some(State::Cached) && self.naive.available() == 0 {
+                    if self.naive.is_evictable(&name) && self.naive.available() == 0 {
                         break;
                     }
                     self.naive.acquire(block);
@@ -539,8 +540,18 @@ impl World {
     }
 }
 
+/// The same cases in every run; `PROPTEST_CASES` asks for more.
+fn fixed_seed() -> ProptestConfig {
+    ProptestConfig {
+        cases: 96,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(0x6b76),
+        ..ProptestConfig::default()
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(fixed_seed())]
     #[test]
     fn books_agree_with_the_slow_way_of_keeping_them(ops in prop::collection::vec(op(), 1..160)) {
         let mut world = World::new();

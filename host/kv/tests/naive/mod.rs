@@ -101,7 +101,7 @@ impl Naive {
         self.state(e.block) == Some(State::Cached)
     }
 
-    fn is_evictable(&self, key: &Key) -> bool {
+    pub fn is_evictable(&self, key: &Key) -> bool {
         self.is_idle(&self.cache[key]) && self.children(key).all(|(k, _)| self.is_evictable(k))
     }
 
