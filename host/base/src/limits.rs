@@ -82,6 +82,28 @@ pub const FACTS_BATCH_MAX: usize = 256;
 pub const REPORT_INTERVAL: Duration = Duration::from_ms(100);
 /// A stance older than this no longer binds a replica: its native ladder takes over.
 pub const STANCE_FRESH: Duration = Duration::from_s(1);
+/// Requests that routing holds back at one gateway (`hold`); past it a request is skipped instead, and stays where it is.
+pub const HELD_REQUESTS_MAX: usize = 128;
+/// Ended requests whose delivery a gateway still follows; past it the longest ended one is forgotten.
+pub const FINISHED_REQUESTS_KEPT: usize = 1_024;
+/// Sessions whose last replica a gateway remembers; the longest unused one makes room.
+pub const SESSIONS_MAX: usize = 16_384;
+/// Prefix keys whose placements of the last minute a gateway counts; the longest unused one makes room.
+pub const PREFIX_HEAT_KEYS_MAX: usize = 4_096;
+/// Histories of output lengths by tenant, class and prompt length; the longest unused one makes room.
+pub const OUTPUT_HISTORIES_MAX: usize = 4_096;
+/// Idle time after which a flow is forgotten.
+pub const FLOW_GONE_AFTER: Duration = Duration::from_s(600);
+/// Longest time that facts wait for a decision to travel with.
+pub const FACTS_WAIT_MAX: Duration = Duration::from_ms(100);
+/// Shortest time between two overload questions, edges included.
+pub const OVERLOAD_INTERVAL_MIN: Duration = Duration::from_ms(10);
+/// Longest time between two overload questions.
+pub const OVERLOAD_INTERVAL_MAX: Duration = Duration::from_s(10);
+/// While everyone is refused as all-busy, one request each interval is let through to see.
+pub const BUSY_PROBE_INTERVAL: Duration = Duration::from_ms(250);
+/// A stance is repeated to the replicas at least this often, so that it stays fresh there.
+pub const STANCE_REPEAT: Duration = Duration::from_ms(400);
 /// Steps between two full walks over the invariants in a live server.
 pub const FULL_WALK_STEPS: u64 = 4_096;
 
@@ -94,4 +116,6 @@ const _: () = {
     assert!(SLOTS_MAX >= SEQUENCES_MAX as usize, "one request must fit a batch");
     assert!(FACTS_BATCH_MAX <= FACTS_KEPT_MAX);
     assert!(IDLE_HOLD_MAX.0 <= RESERVE_WAIT_MAX.0);
+    assert!(OVERLOAD_INTERVAL_MIN.0 <= OVERLOAD_INTERVAL_MAX.0);
+    assert!(STANCE_REPEAT.0 * 2 < STANCE_FRESH.0, "one repetition may be late");
 };

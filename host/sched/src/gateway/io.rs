@@ -7,6 +7,8 @@ use penstock_base::{
     CancelCause, ClassRank, Duration, GatewayEpoch, Generation, Manifest, Outcome, ReplicaEpoch, ReplicaId, RequestId,
 };
 
+use penstock_policy_api::FallbackReason;
+
 use crate::message::{FromReplica, ToReplica, Usage};
 
 /// One thing that happened. The set is closed: a new feature is a new variant here.
@@ -158,7 +160,7 @@ pub enum GatewayEvent {
     Fallback {
         /// 0 admission, 1 routing, 2 fairness, 3 eviction, 4 overload.
         decision: u8,
-        /// Reason code of `policy-api`.
+        /// See [`fallback_code`].
         reason: u8,
     },
     /// The stance in force changed.
@@ -186,6 +188,16 @@ pub enum GatewayEvent {
     },
 }
 
+/// Stable number of why a native default answered: 0 no opinion, 1.. a fault (trap, fuel, epoch, memory, rebuilding), 16.. a malformed
+/// proposal, in the order of [`Malformed`](penstock_policy_api::validate::Malformed).
+pub fn fallback_code(reason: FallbackReason) -> u8 {
+    match reason {
+        FallbackReason::NoOpinion => 0,
+        FallbackReason::Fault(kind) => 1 + kind as u8,
+        FallbackReason::Malformed(why) => 16 + why as u8,
+    }
+}
+
 /// The effects of one step, in a buffer that is reused.
 pub type GatewayEffects = Vec<GatewayEffect>;
 
@@ -206,6 +218,18 @@ pub struct GatewayConfig {
     pub queue_requests_max: u32,
     /// Bound of the queue in input tokens.
     pub queue_tokens_max: u64,
+    /// Most requests dispatched and unfinished, those that were cancelled and are not yet confirmed by their replica included.
+    pub running_requests_max: u32,
+    /// Most deferred requests; their input tokens are bounded by `queue_tokens_max`, apart from the queue's.
+    pub deferred_requests_max: u32,
+    /// Most flows remembered.
+    pub flows_max: usize,
+    /// Most tenants in the ledger.
+    pub tenants_max: usize,
+    /// Most replicas known at once.
+    pub replicas_max: usize,
+    /// Longest sequence that the model takes: what is longer is refused even before a replica is known. [`u32::MAX`] is "ask the replicas".
+    pub context_tokens_max: u32,
     /// Longest stay in the queue; then a typed timeout.
     pub queue_wait_max: Duration,
     /// Wait after which a request is served whatever the policy says.
@@ -238,6 +262,29 @@ pub struct GatewayConfig {
     pub reserves: Reserves,
 }
 
+impl GatewayConfig {
+    /// The same, with every bound at or below its ceiling in [`penstock_base::limits`].
+    pub fn within_limits(self) -> Self {
+        use penstock_base::limits;
+        let count = |value: u32, most: usize| value.min(u32::try_from(most).unwrap_or(u32::MAX));
+        Self {
+            block_size_tokens: self.block_size_tokens.max(1),
+            queue_requests_max: count(self.queue_requests_max, limits::QUEUE_REQUESTS_MAX),
+            queue_tokens_max: self.queue_tokens_max.min(limits::QUEUE_TOKENS_MAX),
+            running_requests_max: count(self.running_requests_max, limits::RUNNING_REQUESTS_MAX),
+            deferred_requests_max: count(self.deferred_requests_max, limits::DEFERRED_REQUESTS_MAX),
+            flows_max: self.flows_max.clamp(1, limits::FLOWS_MAX),
+            tenants_max: self.tenants_max.clamp(1, limits::TENANTS_MAX),
+            replicas_max: self.replicas_max.clamp(1, limits::REPLICAS_MAX),
+            order_rows: self.order_rows.clamp(1, limits::ORDER_ROWS_MAX),
+            routing_rows: self.routing_rows.clamp(1, limits::ROUTING_ROWS_MAX),
+            directory_keys_max: self.directory_keys_max.clamp(1, limits::DIRECTORY_KEYS_MAX),
+            attempts_max: self.attempts_max.max(1),
+            ..self
+        }
+    }
+}
+
 /// Capacity that admission policies may keep back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reserves {
@@ -260,6 +307,12 @@ impl Default for GatewayConfig {
             gateways: 1,
             queue_requests_max: 1_024,
             queue_tokens_max: 4 << 20,
+            running_requests_max: 4_096,
+            deferred_requests_max: 1_024,
+            flows_max: 16_384,
+            tenants_max: 16_384,
+            replicas_max: 256,
+            context_tokens_max: u32::MAX,
             queue_wait_max: Duration::from_s(300),
             starve: Duration::from_s(30),
             stale_load: Duration::from_ms(500),
