@@ -4,6 +4,7 @@
 //! own size whatever its counts claim. Every offset, length and product is checked before use; the first fault refuses the file.
 
 mod read;
+pub mod tiny;
 pub mod write;
 
 use std::collections::HashMap;

@@ -321,7 +321,7 @@ fn tensor_bytes(
     let Some(row) = dtype.row_bytes(info.cols) else {
         return Err(ModelError::gguf(
             at,
-            format!("rows of {} values of tensor {name} are not whole {dtype} blocks", info.cols),
+            format!("{} values of tensor {name} make no row of {dtype} blocks", info.cols),
         ));
     };
     let end = start.and_then(|start| start.checked_add(row.checked_mul(info.rows)?));

@@ -52,6 +52,11 @@ fn byte_of(character: char) -> Option<u8> {
     }
 }
 
+/// The 256 characters of GPT-2's table.
+pub(super) fn alphabet() -> impl Iterator<Item = char> {
+    ('\u{21}'..='\u{143}').filter(|&character| byte_of(character).is_some())
+}
+
 fn byte_fallback(spelling: &str) -> Option<u8> {
     let digits = spelling.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
@@ -93,5 +98,6 @@ mod tests {
             assert_eq!(byte_of(char::from_u32(code).unwrap()), Some(byte));
         }
         assert_eq!(byte_of(char::from_u32(next).unwrap()), None);
+        assert_eq!(alphabet().count(), 256);
     }
 }

@@ -9,7 +9,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer as Engine};
 
-use super::bytes::Scheme;
+use super::bytes::{self, Scheme};
 use super::{Parts, TokenKind, Tokenizer};
 use crate::error::ModelError;
 use crate::gguf::Gguf;
@@ -142,6 +142,12 @@ fn engine(pre: Pre, tokens: &[&str], merges: &[&str], kinds: &[TokenKind]) -> Re
         if vocab.insert((*token).to_owned(), id as u32).is_some() {
             return Err(fault(format!("token {token:?} appears twice")));
         }
+    }
+    // A vocabulary may lack tokens for rare bytes. They get ids past its end, which encoding leaves out: so such a byte vanishes but still
+    // parts its neighbours, as in llama.cpp; without an id the engine would merge across the gap.
+    for character in bytes::alphabet() {
+        let next = vocab.len() as u32;
+        vocab.entry(character.to_string()).or_insert(next);
     }
     let pair = |merge: &&str| -> Result<(String, String), ModelError> {
         let (left, right) =

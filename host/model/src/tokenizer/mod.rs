@@ -146,7 +146,7 @@ impl Tokenizer {
             Specials::AsText => &self.as_text,
         };
         let encoding = engine.encode_fast(text, false).map_err(|e| ModelError::Encode { what: e.to_string() })?;
-        Ok(encoding.get_ids().to_vec())
+        Ok(encoding.get_ids().iter().copied().filter(|&id| (id as usize) < self.kinds.len()).collect())
     }
 
     /// Ids of a raw prompt: with the begin-of-sequence token in front where the model wants one.
