@@ -3,7 +3,7 @@
 use core::fmt;
 
 use penstock_base::limits::{POOL_BLOCKS_MAX, TENANTS_MAX};
-use penstock_base::{BatchId, BlockRef, ClassRank, TrustGroup};
+use penstock_base::{BatchId, BlockRef, ClassRank, Duration, TrustGroup};
 
 #[cfg(doc)]
 use crate::Kv;
@@ -121,6 +121,8 @@ pub struct Prefix {
 pub struct Admitted {
     /// Found and referenced; these blocks are in the table.
     pub prefix: Prefix,
+    /// How long nobody had used the last one found; zero when it is in use, or when none was found.
+    pub idle: Duration,
     /// Promised beyond them.
     pub reserved_blocks: u32,
 }

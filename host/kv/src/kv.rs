@@ -14,7 +14,7 @@
 
 use alloc::vec::Vec;
 
-use penstock_base::{BatchId, BlockRef, Instant};
+use penstock_base::{BatchId, BlockRef, Duration, Instant};
 
 use crate::call::{Admit, Admitted, CopyOnWrite, Extend, KvConfig, KvError, Prefix, Released};
 use crate::pool::{BlockPool, BlockState, Counts, StaleRef};
@@ -135,11 +135,13 @@ impl Kv {
         if need > self.available_blocks() {
             return Err(self.no_room(need));
         }
-        let mut parent = None;
+        let (mut parent, mut idle) = (None, Duration::ZERO);
         for index in 0..blocks {
             let key = ask.keys.get(index).unwrap_or_default();
             let Some(i) = self.cache.find_child(parent, key, now) else { break };
-            self.take_cached(i, table)?;
+            let in_use = self.pool.state_at(i) == BlockState::Active;
+            idle = if in_use { Duration::ZERO } else { now.since(self.cache.node(i).last_use) };
+            table.push(self.acquire_stored(i)?);
             self.cache.note_hit(i, ask.class, now);
             parent = Some(i);
         }
@@ -147,16 +149,10 @@ impl Kv {
         self.cache.stats.on_match(now, limit, blocks);
         self.reservations.add(ask.owner, rest);
         let tokens = blocks * self.config.block_size_tokens;
-        Ok(Admitted { prefix: Prefix { blocks, tokens }, reserved_blocks: rest })
+        Ok(Admitted { prefix: Prefix { blocks, tokens }, idle, reserved_blocks: rest })
     }
 
-    /// References the stored block `i`, in whatever state it is, and lists it.
-    fn take_cached(&mut self, i: u32, table: &mut BlockTable) -> Result<(), KvError> {
-        let block = self.acquire_stored(i)?;
-        table.push(block);
-        Ok(())
-    }
-
+    /// References the stored block `i`, in whatever state it is.
     pub(crate) fn acquire_stored(&mut self, i: u32) -> Result<BlockRef, KvError> {
         let block = self.pool.reference(i);
         if self.pool.acquire(block)? == BlockState::Cached {

@@ -395,7 +395,7 @@ impl BlockPool {
             return Err(self.stale(block));
         };
         b.leases = left;
-        Ok(if left == 0 && b.state == BlockState::Leased { self.leave(i) } else { b.state })
+        Ok(if b.state == BlockState::Leased { self.leave(i) } else { b.state })
     }
 
     pub(crate) fn reserved_bytes(&self) -> usize {

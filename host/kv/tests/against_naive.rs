@@ -3,7 +3,7 @@
 mod naive;
 
 use naive::{Entry, Naive, State, key};
-use penstock_base::{BatchId, BlockKey, ClassRank, Instant, TenantId, TrustGroup};
+use penstock_base::{BatchId, BlockKey, ClassRank, Duration, Instant, TenantId, TrustGroup};
 use penstock_kv::*;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -182,7 +182,11 @@ impl World {
             return;
         }
         let prefix = Prefix { blocks: found.len() as u32, tokens: found.len() as u32 * BLOCK_TOKENS };
-        assert_eq!(got, Ok(Admitted { prefix, reserved_blocks: rest }));
+        let idle = found.last().map_or(0, |b| match (self.naive.state(*b), self.naive.blocks[b].key) {
+            (Some(State::Active), _) | (_, None) => 0,
+            (_, Some(key)) => now - self.naive.cache[&key].last_use,
+        });
+        assert_eq!(got, Ok(Admitted { prefix, idle: Duration(idle), reserved_blocks: rest }));
         self.naive = after;
         for block in &found {
             let key = self.naive.blocks[block].key.expect("found under a key");
