@@ -74,9 +74,10 @@ struct PassRun<'a> {
 impl Forward {
     /// Buffers for a model; they grow with the largest pass.
     pub fn new(model: Arc<CpuModel>) -> Self {
+        let activations = Activations::new(model.precision);
         Self {
             model,
-            activations: Activations::new(),
+            activations,
             plan: AttentionPlan::new(),
             ropes: Vec::new(),
             slots: Vec::new(),

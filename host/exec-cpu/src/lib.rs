@@ -19,5 +19,5 @@ mod slots;
 pub use error::CpuError;
 pub use executor::{CpuExecutor, CpuOptions};
 pub use forward::{Forward, Keep, SequenceRows};
-pub use model::CpuModel;
-pub use penstock_kernels_cpu::{MemoryBudget, ThreadPool, Tier};
+pub use model::{CpuModel, Numerics};
+pub use penstock_kernels_cpu::{MemoryBudget, Precision, ThreadPool, Tier};

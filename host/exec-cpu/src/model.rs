@@ -4,17 +4,37 @@ use std::sync::Arc;
 
 use penstock_kernels_cpu::attention::HEAD_DIM_MAX;
 use penstock_kernels_cpu::weights::BLOCK;
-use penstock_kernels_cpu::{MemoryBudget, PackedMatrix, RopePairs, SourceFormat, ThreadPool, Tier};
+use penstock_kernels_cpu::{MemoryBudget, PackedMatrix, Precision, RopePairs, SourceFormat, ThreadPool, Tier};
 use penstock_model::weights::{LayerPart, TensorRole, TensorView};
 use penstock_model::{DType, Model, ModelConfig, RopeLayout};
 
 use crate::error::CpuError;
+
+/// How a model is to be computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numerics {
+    /// Instruction set. All give equal bits.
+    pub tier: Tier,
+    /// How finely the inputs of products are rounded. This changes results, so replicas that serve one model must agree on it.
+    ///
+    /// On the demo model, against f32 activations: `Int15` ranks the same token first at 99.5 % of positions, `Int8` at 95.9 %, for 1.2 to
+    /// 1.8 times the speed.
+    pub precision: Precision,
+}
+
+impl Default for Numerics {
+    /// The fastest tier of this machine, and the fine rounding.
+    fn default() -> Self {
+        Self { tier: Tier::detect(), precision: Precision::Int15 }
+    }
+}
 
 /// Packed weights and the threads that multiply by them. Immutable; shared by the replicas of a process.
 #[derive(Debug)]
 pub struct CpuModel {
     pub(crate) config: ModelConfig,
     pub(crate) tier: Tier,
+    pub(crate) precision: Precision,
     pub(crate) threads: Arc<ThreadPool>,
     pub(crate) embedding: PackedMatrix,
     /// The output projection, unless it is the embedding.
@@ -41,12 +61,17 @@ pub(crate) struct LayerWeights {
 }
 
 impl CpuModel {
-    /// Packs the weights of an opened model, taking memory from `budget`, to run on `tier` with `threads`.
+    /// Packs the weights of an opened model, taking memory from `budget`, to run on `threads`.
     ///
     /// # Errors
     /// [`CpuError`] when the model needs what these kernels do not do, or memory runs out.
-    pub fn load(model: &Model, threads: Arc<ThreadPool>, budget: &MemoryBudget, tier: Tier) -> Result<Self, CpuError> {
-        Self::from_tensors(model.config(), |role| model.weights().get(role), threads, budget, tier)
+    pub fn load(
+        model: &Model,
+        threads: Arc<ThreadPool>,
+        budget: &MemoryBudget,
+        numerics: Numerics,
+    ) -> Result<Self, CpuError> {
+        Self::from_tensors(model.config(), |role| model.weights().get(role), threads, budget, numerics)
     }
 
     /// As [`CpuModel::load`], from tensors of any source.
@@ -58,9 +83,9 @@ impl CpuModel {
         tensor: impl Fn(TensorRole) -> Option<TensorView<'a>>,
         threads: Arc<ThreadPool>,
         budget: &MemoryBudget,
-        tier: Tier,
+        numerics: Numerics,
     ) -> Result<Self, CpuError> {
-        check(config, tier)?;
+        check(config, numerics.tier)?;
         let find = |role| tensor(role).ok_or_else(|| CpuError::TensorMissing { name: format!("{role:?}") });
         let matrix = |role| -> Result<PackedMatrix, CpuError> {
             let view = find(role)?;
@@ -84,7 +109,8 @@ impl CpuModel {
         };
         let dims = config.rope_dims as f64;
         Ok(Self {
-            tier,
+            tier: numerics.tier,
+            precision: numerics.precision,
             threads,
             embedding: matrix(TensorRole::TokenEmbedding)?,
             output: if config.tied_head { None } else { Some(matrix(TensorRole::Output)?) },
@@ -109,6 +135,11 @@ impl CpuModel {
     /// The instruction set in use.
     pub fn tier(&self) -> Tier {
         self.tier
+    }
+
+    /// How finely the inputs of products are rounded.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// The threads in use.

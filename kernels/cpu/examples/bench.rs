@@ -5,10 +5,9 @@
 
 use std::time::Instant;
 
-use penstock_kernels_cpu::activation::Activations;
 use penstock_kernels_cpu::{
-    AttentionPlan, AttentionRun, HeadRows, KvPool, KvShape, MemoryBudget, PackedMatrix, Part, SourceFormat, Store,
-    ThreadPool, Tier, attend, logits, multiply,
+    Activations, AttentionPlan, AttentionRun, HeadRows, KvPool, KvShape, MemoryBudget, PackedMatrix, Part, Precision,
+    SourceFormat, Store, ThreadPool, Tier, attend, logits, multiply,
 };
 
 fn best_seconds(repeats: usize, mut f: impl FnMut()) -> f64 {
@@ -43,7 +42,8 @@ fn linear_layers(pool: &ThreadPool, tiers: &[Tier]) {
     let pack = |format: SourceFormat, n: usize, k: usize| {
         PackedMatrix::pack(&budget, &bytes(n * (k / 32) * format.block_bytes()), format, n, k).expect("packs")
     };
-    for format in [SourceFormat::Q4_1, SourceFormat::Q4_0, SourceFormat::Q8_0] {
+    let formats = [SourceFormat::Q4_1, SourceFormat::Q4_0, SourceFormat::Q8_0];
+    for (format, precision) in formats.into_iter().flat_map(|f| [(f, Precision::Int8), (f, Precision::Int15)]) {
         let layers: Vec<Vec<PackedMatrix>> =
             (0..8).map(|_| shapes.iter().map(|&(n, k)| pack(format, n, k)).collect()).collect();
         for rows in [1, 4, 16, 128, 512] {
@@ -57,7 +57,7 @@ fn linear_layers(pool: &ThreadPool, tiers: &[Tier]) {
                 let inputs: Vec<Activations> = shapes
                     .iter()
                     .map(|&(_, k)| {
-                        let mut a = Activations::new();
+                        let mut a = Activations::new(precision);
                         a.quantise(&mut session, tier, &mut noise(rows * k, 1), k).expect("quantises");
                         a
                     })
@@ -77,7 +77,10 @@ fn linear_layers(pool: &ThreadPool, tiers: &[Tier]) {
                     scalar = Some(rate);
                 }
                 let ratio = scalar.map_or(String::from("-"), |s| format!("{:.1}", rate / s));
-                println!("linear {format:?} rows {rows:4} {:12} {rate:8.1} GOP/s   x scalar {ratio}", tier.name());
+                println!(
+                    "linear {format:?} {precision:?} rows {rows:4} {:12} {rate:8.1} GOP/s   x scalar {ratio}",
+                    tier.name()
+                );
             }
         }
     }
@@ -91,7 +94,7 @@ fn head(pool: &ThreadPool, tiers: &[Tier]) {
         let mut out = vec![0f32; rows * n];
         for &tier in tiers.iter().filter(|&&tier| tier != Tier::Scalar) {
             let mut session = pool.enter();
-            let mut input = Activations::new();
+            let mut input = Activations::new(Precision::Int8);
             input.quantise(&mut session, tier, &mut noise(rows * k, 1), k).expect("quantises");
             let parts = [Part { matrix: &matrix, column: 0 }];
             let seconds = best_seconds(5, || {

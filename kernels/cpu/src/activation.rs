@@ -1,15 +1,18 @@
-//! Activations on their way into a matrix product: int8 per block of 32, in panels of rows.
+//! Activations on their way into a matrix product: integers per block of 32, in panels of rows.
 //!
 //! # Numbers
-//! Per row and block: scale = largest magnitude / 127, q = the nearest integer to x * (127 / largest magnitude), ties to even. A block
-//! whose magnitudes stay below 1e-30 is all zero. Only the row's own values enter, so a row's bits do not depend on its neighbours.
+//! Per row and block: scale = largest magnitude / Q, q = the nearest integer to x * (Q / largest magnitude), ties to even, with Q = 127 for
+//! [`Precision::Int8`] and 16,256 (= 127 * 128) for [`Precision::Int15`]. The latter is held as two planes of int8, q = 128 * high + low
+//! with low in -64..64, and costs a product twice the integer work: a block in which one value dwarfs the others (frequent in the inputs
+//! of a down projection) keeps the others. A block whose magnitudes stay below 1e-30 is all zero. Only the row's own values enter, so a row's bits do not depend on its neighbours.
 //! An infinity or NaN anywhere in a row makes the row's first scale NaN, so that every product of the row is NaN: integers cannot carry
 //! one, and a broken row must not turn into a plausible one.
 //!
 //! # Layout
 //! Rows are grouped in panels of eight; what is left over at the end forms panels of four, two and one. Inside a panel of R rows, the
-//! four-byte group of row r at k = 4 g is at (g R + r) * 4, so that the product reads one stream with constant offsets. Scales and sums of
-//! a block lie at block * R + r.
+//! four-byte group of row r at k = 4 g is at (g R + r) * 4, so that the product reads one stream with constant offsets. With two planes,
+//! each group of the panel has the rows' high bytes and then their low bytes: (2 g R + r) * 4 and (2 g R + R + r) * 4. Scales and sums of a
+//! block lie at block * R + r.
 
 use crate::lanes::{LANES, Lanes, kernel};
 use crate::norm::rms_norm_row;
@@ -24,9 +27,30 @@ pub(crate) const PANEL_ROWS: usize = 8;
 /// Magnitudes below this count as zero: the inverse scale stays far from overflow.
 const TINY: f32 = 1e-30;
 
+/// How finely activations are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Precision {
+    /// One plane: -127..=127.
+    #[default]
+    Int8,
+    /// Two planes: -16,256..=16,256.
+    Int15,
+}
+
+impl Precision {
+    /// Bytes of one value.
+    pub(crate) fn planes(self) -> usize {
+        match self {
+            Precision::Int8 => 1,
+            Precision::Int15 => 2,
+        }
+    }
+}
+
 /// Quantised rows, ready for a product. Keeps its memory between uses.
 #[derive(Debug, Default)]
 pub struct Activations {
+    precision: Precision,
     rows: usize,
     k: usize,
     /// Quants, in panels.
@@ -75,9 +99,9 @@ pub(crate) fn panel(rows: usize, index: usize) -> Panel {
 }
 
 impl Activations {
-    /// An empty set.
-    pub fn new() -> Self {
-        Self::default()
+    /// An empty set, to be filled with `precision`.
+    pub fn new(precision: Precision) -> Self {
+        Self { precision, ..Self::default() }
     }
 
     /// Rows held.
@@ -90,12 +114,17 @@ impl Activations {
         self.k
     }
 
+    /// How finely the rows are rounded.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
     fn resize(&mut self, rows: usize, k: usize) {
         assert!(k > 0 && k.is_multiple_of(BLOCK), "k = {k} must be a positive multiple of {BLOCK}");
         let blocks = rows * (k / BLOCK);
         self.rows = rows;
         self.k = k;
-        self.quants.resize(rows * k, 0);
+        self.quants.resize(rows * k * self.precision.planes(), 0);
         self.scales.resize(blocks, 0.0);
         self.scaled_sums.resize(blocks, 0.0);
         self.sums.resize(blocks, 0);
@@ -114,6 +143,7 @@ impl Activations {
         assert!(scratch.len().is_multiple_of(k), "scratch must be whole rows");
         let rows = scratch.len() / k;
         self.resize(rows, k);
+        let precision = self.precision;
         let scratch = SharedMut(scratch.as_mut_ptr());
         let quants = SharedMut(self.quants.as_mut_ptr());
         let scales = SharedMut(self.scales.as_mut_ptr());
@@ -121,7 +151,7 @@ impl Activations {
         let sums = SharedMut(self.sums.as_mut_ptr());
         let work = |index: usize| {
             let panel = panel(rows, index);
-            let (at, block_at) = (panel.first * k, panel.first * (k / BLOCK));
+            let (at, block_at) = (panel.first * k * precision.planes(), panel.first * (k / BLOCK));
             for r in 0..panel.rows {
                 let row = panel.first + r;
                 // SAFETY: panels are disjoint ranges of rows and each is one task, so this task alone touches these rows of the scratch
@@ -136,7 +166,7 @@ impl Activations {
                         sums: sums.get().add(block_at + r),
                         rows: panel.rows,
                     };
-                    quantise_row(tier, values.as_ptr(), k, to);
+                    quantise_row(tier, precision, values.as_ptr(), k, to);
                 }
             }
         };
@@ -222,11 +252,23 @@ struct PanelRow {
 
 kernel!(
     /// Quantises one row into its panel.
-    fn quantise_row(x: *const f32, k: usize, to: PanelRow) = quantise_row_body
+    fn quantise_row(precision: Precision, x: *const f32, k: usize, to: PanelRow) = quantise_row_body
 );
 
 #[inline(always)]
-unsafe fn quantise_row_body<L: Lanes>(x: *const f32, k: usize, to: PanelRow) {
+unsafe fn quantise_row_body<L: Lanes>(precision: Precision, x: *const f32, k: usize, to: PanelRow) {
+    // SAFETY: the contract is passed on.
+    unsafe {
+        match precision {
+            Precision::Int8 => quantise_planes::<L, 1>(x, k, to),
+            Precision::Int15 => quantise_planes::<L, 2>(x, k, to),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn quantise_planes<L: Lanes, const PLANES: usize>(x: *const f32, k: usize, to: PanelRow) {
+    let greatest = if PLANES == 2 { 127.0 * 128.0 } else { 127.0 };
     // SAFETY: the caller vouches for `k` values at `x`, for the panel's room, and for the tier.
     unsafe {
         let zero = L::splat(0.0);
@@ -236,18 +278,25 @@ unsafe fn quantise_row_body<L: Lanes>(x: *const f32, k: usize, to: PanelRow) {
             let (a, b) = (L::load(x.add(block * BLOCK)), L::load(x.add(block * BLOCK + LANES)));
             poison = L::fma(b, zero, L::fma(a, zero, poison));
             let largest = L::reduce_max(L::max(L::abs(a), L::abs(b)));
-            let (scale, inverse) = if largest > TINY { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) };
+            let (scale, inverse) = if largest > TINY { (largest / greatest, greatest / largest) } else { (0.0, 0.0) };
             let inverse = L::splat(inverse);
             let (qa, qb) = (L::round(L::mul(a, inverse)), L::round(L::mul(b, inverse)));
             let sum = L::reduce_sum_int(L::add_int(qa, qb));
-            let mut quants = [0i8; BLOCK];
-            L::store_i8(quants.as_mut_ptr(), qa);
-            L::store_i8(quants.as_mut_ptr().add(LANES), qb);
-            let groups = quants.as_ptr().cast::<[u8; 4]>();
-            let out = to.quants.cast::<[u8; 4]>();
-            for group in 0..BLOCK / 4 {
-                // `to.quants` already points at this row's place in a group.
-                out.add((block * (BLOCK / 4) + group) * to.rows).write(groups.add(group).read());
+            // `to.quants` already points at this row's place in a group.
+            let out = to.quants.cast::<[u8; 4]>().add(block * (BLOCK / 4) * PLANES * to.rows);
+            if PLANES == 2 {
+                let half = L::splat_int(64);
+                let (ha, hb) = (L::div128(L::add_int(qa, half)), L::div128(L::add_int(qb, half)));
+                let shifted = (L::join_planes(ha, L::splat_int(0)), L::join_planes(hb, L::splat_int(0)));
+                put_plane::<L>(ha, hb, out, PLANES * to.rows);
+                put_plane::<L>(
+                    L::sub_int(qa, shifted.0),
+                    L::sub_int(qb, shifted.1),
+                    out.add(to.rows),
+                    PLANES * to.rows,
+                );
+            } else {
+                put_plane::<L>(qa, qb, out, to.rows);
             }
             to.scales.add(block * to.rows).write(scale);
             to.scaled_sums.add(block * to.rows).write(scale * sum as f32);
@@ -255,6 +304,21 @@ unsafe fn quantise_row_body<L: Lanes>(x: *const f32, k: usize, to: PanelRow) {
         }
         if L::reduce_sum(poison) != 0.0 {
             to.scales.write(f32::NAN);
+        }
+    }
+}
+
+/// Writes 32 quants as eight groups of four bytes, `step` groups apart.
+#[inline(always)]
+unsafe fn put_plane<L: Lanes>(a: L::I, b: L::I, out: *mut [u8; 4], step: usize) {
+    let mut quants = [0i8; BLOCK];
+    // SAFETY: the array holds 32 quants; the caller vouches for the eight groups.
+    unsafe {
+        L::store_i8(quants.as_mut_ptr(), a);
+        L::store_i8(quants.as_mut_ptr().add(LANES), b);
+        let groups = quants.as_ptr().cast::<[u8; 4]>();
+        for group in 0..BLOCK / 4 {
+            out.add(group * step).write(groups.add(group).read());
         }
     }
 }

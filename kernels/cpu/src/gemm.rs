@@ -1,4 +1,4 @@
-//! The matrix product: int8 activations by packed weights, with f32 results.
+//! The matrix product: integer activations by packed weights, with f32 results.
 //!
 //! # The number an output gets
 //! For each block of 32 in ascending order: s = the exact integer sum of activation * weight quants (the weight's offset included), then
@@ -8,7 +8,7 @@
 //! # Work split
 //! Over tiles of sixteen outputs, never over K and never over rows, so weights are read once per step by one thread each.
 
-use crate::activation::{Activations, panel, panel_count};
+use crate::activation::{Activations, Precision, panel, panel_count};
 use crate::lanes::{LANES, Lanes, kernel};
 use crate::pool::{Session, SharedMut, TaskPanicked};
 use crate::tier::Tier;
@@ -117,10 +117,14 @@ kernel!(
 unsafe fn multiply_tile_body<L: Lanes>(task: &TileTask<'_>, first: usize, end: usize) {
     // SAFETY: the contract is passed on.
     unsafe {
-        match task.part.matrix.format() {
-            PackedFormat::Q4_0 => tile_of_format::<L, Q4_0>(task, first, end),
-            PackedFormat::Q4_1 => tile_of_format::<L, Q4_1>(task, first, end),
-            PackedFormat::Q8_0 => tile_of_format::<L, Q8_0>(task, first, end),
+        use Precision::{Int8, Int15};
+        match (task.part.matrix.format(), task.activations.precision()) {
+            (PackedFormat::Q4_0, Int8) => tile_of_format::<L, Q4_0, 1>(task, first, end),
+            (PackedFormat::Q4_1, Int8) => tile_of_format::<L, Q4_1, 1>(task, first, end),
+            (PackedFormat::Q8_0, Int8) => tile_of_format::<L, Q8_0, 1>(task, first, end),
+            (PackedFormat::Q4_0, Int15) => tile_of_format::<L, Q4_0, 2>(task, first, end),
+            (PackedFormat::Q4_1, Int15) => tile_of_format::<L, Q4_1, 2>(task, first, end),
+            (PackedFormat::Q8_0, Int15) => tile_of_format::<L, Q8_0, 2>(task, first, end),
         }
     }
 }
@@ -130,7 +134,11 @@ const Q4_1: u8 = 1;
 const Q8_0: u8 = 2;
 
 #[inline(always)]
-unsafe fn tile_of_format<L: Lanes, const FORMAT: u8>(task: &TileTask<'_>, first: usize, end: usize) {
+unsafe fn tile_of_format<L: Lanes, const FORMAT: u8, const PLANES: usize>(
+    task: &TileTask<'_>,
+    first: usize,
+    end: usize,
+) {
     let rows = task.activations.rows();
     for index in first..end {
         let panel = panel(rows, index);
@@ -139,20 +147,20 @@ unsafe fn tile_of_format<L: Lanes, const FORMAT: u8>(task: &TileTask<'_>, first:
         // SAFETY: the panel lies inside the activations, whose arrays were sized for all rows.
         unsafe {
             let source = PanelSource {
-                quants: task.activations.quants.as_ptr().add(panel.first * k),
+                quants: task.activations.quants.as_ptr().add(panel.first * k * PLANES),
                 scales: task.activations.scales.as_ptr().add(panel.first * blocks),
                 scaled_sums: task.activations.scaled_sums.as_ptr().add(panel.first * blocks),
                 sums: task.activations.sums.as_ptr().add(panel.first * blocks),
             };
             match panel.rows {
-                8 if L::GEMM_ROWS == 8 => pass::<L, FORMAT, 8, 8>(task, source, 0, panel.first),
+                8 if L::GEMM_ROWS == 8 => pass::<L, FORMAT, PLANES, 8, 8>(task, source, 0, panel.first),
                 8 => {
-                    pass::<L, FORMAT, 8, 4>(task, source, 0, panel.first);
-                    pass::<L, FORMAT, 8, 4>(task, source, 4, panel.first);
+                    pass::<L, FORMAT, PLANES, 8, 4>(task, source, 0, panel.first);
+                    pass::<L, FORMAT, PLANES, 8, 4>(task, source, 4, panel.first);
                 }
-                4 => pass::<L, FORMAT, 4, 4>(task, source, 0, panel.first),
-                2 => pass::<L, FORMAT, 2, 2>(task, source, 0, panel.first),
-                _ => pass::<L, FORMAT, 1, 1>(task, source, 0, panel.first),
+                4 => pass::<L, FORMAT, PLANES, 4, 4>(task, source, 0, panel.first),
+                2 => pass::<L, FORMAT, PLANES, 2, 2>(task, source, 0, panel.first),
+                _ => pass::<L, FORMAT, PLANES, 1, 1>(task, source, 0, panel.first),
             }
         }
     }
@@ -169,7 +177,7 @@ struct PanelSource {
 
 /// `R` rows of a panel of `P` rows, from `row` on, by one tile. `first` is the number of the panel's first row among all rows.
 #[inline(always)]
-unsafe fn pass<L: Lanes, const FORMAT: u8, const P: usize, const R: usize>(
+unsafe fn pass<L: Lanes, const FORMAT: u8, const PLANES: usize, const P: usize, const R: usize>(
     task: &TileTask<'_>,
     source: PanelSource,
     row: usize,
@@ -188,10 +196,10 @@ unsafe fn pass<L: Lanes, const FORMAT: u8, const P: usize, const R: usize>(
         let mut acc = [L::splat(0.0); R];
         for _ in 0..blocks {
             let sums = if FORMAT == Q8_0 {
-                block_of_bytes::<L, P, R>(quants, x, source.sums.add(block_at))
+                block_of_bytes::<L, PLANES, P, R>(quants, x, source.sums.add(block_at))
             } else {
                 let bias = if FORMAT == Q4_0 { -8 } else { 0 };
-                block_of_nibbles::<L, P, R>(quants, x, source.sums.add(block_at), bias)
+                block_of_nibbles::<L, PLANES, P, R>(quants, x, source.sums.add(block_at), bias)
             };
             let scale = L::load_f16(scales);
             for r in 0..R {
@@ -207,7 +215,7 @@ unsafe fn pass<L: Lanes, const FORMAT: u8, const P: usize, const R: usize>(
             }
             quants = quants.wrapping_add(quant_bytes);
             scales = scales.wrapping_add(LANES);
-            x = x.wrapping_add(BLOCK * P);
+            x = x.wrapping_add(BLOCK * PLANES * P);
             block_at += P;
         }
         let columns = (matrix.n() - task.tile * LANES).min(LANES);
@@ -218,7 +226,7 @@ unsafe fn pass<L: Lanes, const FORMAT: u8, const P: usize, const R: usize>(
 }
 
 #[inline(always)]
-unsafe fn block_of_nibbles<L: Lanes, const P: usize, const R: usize>(
+unsafe fn block_of_nibbles<L: Lanes, const PLANES: usize, const P: usize, const R: usize>(
     quants: *const u8,
     x: *const i8,
     totals: *const i32,
@@ -226,45 +234,60 @@ unsafe fn block_of_nibbles<L: Lanes, const P: usize, const R: usize>(
 ) -> [L::I; R] {
     // SAFETY: the caller vouches for one block of weights and of activations.
     unsafe {
-        let mut sums = [L::nibble_start(); R];
+        let mut sums = [[L::nibble_start(); R]; PLANES];
         for group in 0..4 {
             let bytes = L::load_weights(quants.add(group * 64));
             let (low, high) = (L::low_nibbles(bytes), L::high_nibbles(bytes));
-            let (first, second) = (x.add(group * 4 * P), x.add((group + 4) * 4 * P));
-            for r in 0..R {
-                sums[r] = L::nibble_dot(sums[r], low, first.add(r * 4).cast::<i32>().read_unaligned());
-                sums[r] = L::nibble_dot(sums[r], high, second.add(r * 4).cast::<i32>().read_unaligned());
+            for plane in 0..PLANES {
+                let first = x.add((group * PLANES + plane) * 4 * P);
+                let second = x.add(((group + 4) * PLANES + plane) * 4 * P);
+                for r in 0..R {
+                    let sum = L::nibble_dot(sums[plane][r], low, first.add(r * 4).cast::<i32>().read_unaligned());
+                    sums[plane][r] = L::nibble_dot(sum, high, second.add(r * 4).cast::<i32>().read_unaligned());
+                }
             }
         }
         let mut out = [L::splat_int(0); R];
         for r in 0..R {
             let bias = if bias == 0 { 0 } else { bias * totals.add(r).read() };
-            out[r] = L::nibble_finish(sums[r], bias);
+            out[r] = L::nibble_finish(sums[PLANES - 1][r], bias);
+            if PLANES == 2 {
+                out[r] = L::join_planes(L::nibble_finish(sums[0][r], 0), out[r]);
+            }
         }
         out
     }
 }
 
 #[inline(always)]
-unsafe fn block_of_bytes<L: Lanes, const P: usize, const R: usize>(
+unsafe fn block_of_bytes<L: Lanes, const PLANES: usize, const P: usize, const R: usize>(
     quants: *const u8,
     x: *const i8,
     totals: *const i32,
 ) -> [L::I; R] {
     // SAFETY: the caller vouches for one block of weights and of activations.
     unsafe {
-        let mut sums = [L::splat_int(0); R];
+        let mut sums = [[L::byte_start(0); R]; PLANES];
         for r in 0..R {
-            sums[r] = L::byte_start(totals.add(r).read());
+            // The offset of the weights meets the total of both planes, in the low one.
+            sums[PLANES - 1][r] = L::byte_start(totals.add(r).read());
         }
         for group in 0..8 {
             let bytes = L::load_weights(quants.add(group * 64));
-            let x = x.add(group * 4 * P);
-            for r in 0..R {
-                sums[r] = L::byte_dot(sums[r], bytes, x.add(r * 4).cast::<i32>().read_unaligned());
+            for plane in 0..PLANES {
+                let x = x.add((group * PLANES + plane) * 4 * P);
+                for r in 0..R {
+                    sums[plane][r] = L::byte_dot(sums[plane][r], bytes, x.add(r * 4).cast::<i32>().read_unaligned());
+                }
             }
         }
-        sums
+        let mut out = sums[PLANES - 1];
+        if PLANES == 2 {
+            for r in 0..R {
+                out[r] = L::join_planes(sums[0][r], out[r]);
+            }
+        }
+        out
     }
 }
 

@@ -391,11 +391,7 @@ impl Session<'_> {
     ///
     /// # Errors
     /// [`TaskPanicked`] when a task panicked.
-    pub fn each<T: Send, F: Fn(usize, &mut T) + Sync>(
-        &mut self,
-        items: &mut [T],
-        task: F,
-    ) -> Result<(), TaskPanicked> {
+    pub fn each<T: Send, F: Fn(usize, &mut T) + Sync>(&mut self, items: &mut [T], task: F) -> Result<(), TaskPanicked> {
         let start = SharedMut(items.as_mut_ptr());
         self.run(items.len(), |index| {
             // SAFETY: each index is run once, below the length, and `items` is borrowed mutably for the whole job.

@@ -4,8 +4,8 @@ mod support;
 
 use penstock_kernels_cpu::half::{f16_to_f32, f32_to_bf16, f32_to_f16};
 use penstock_kernels_cpu::{
-    Activations, MemoryBudget, MemoryError, PackError, PackedFormat, PackedMatrix, Part, SourceFormat, Store,
-    ThreadPool, Tier, multiply,
+    Activations, MemoryBudget, MemoryError, PackError, PackedFormat, PackedMatrix, Part, Precision, SourceFormat,
+    Store, ThreadPool, Tier, multiply,
 };
 use support::{Noise, bits, fast_tiers, nmse};
 
@@ -77,9 +77,15 @@ fn exact(format: SourceFormat) -> bool {
     matches!(format, SourceFormat::Q4_0 | SourceFormat::Q4_1 | SourceFormat::Q8_0)
 }
 
+const PRECISIONS: [Precision; 2] = [Precision::Int8, Precision::Int15];
+
 fn product(pool: &ThreadPool, tier: Tier, matrix: &PackedMatrix, x: &[f32]) -> Vec<f32> {
+    product_of(Precision::Int8, pool, tier, matrix, x)
+}
+
+fn product_of(precision: Precision, pool: &ThreadPool, tier: Tier, matrix: &PackedMatrix, x: &[f32]) -> Vec<f32> {
     let mut session = pool.enter();
-    let mut activations = Activations::new();
+    let mut activations = Activations::new(precision);
     activations.quantise(&mut session, tier, &mut x.to_vec(), matrix.k()).expect("quantises");
     let mut out = vec![f32::NAN; activations.rows() * matrix.n()];
     let parts = [Part { matrix, column: 0 }];
@@ -119,9 +125,17 @@ fn the_product_is_near_its_f64_reference() {
         let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
         let x = Noise(3).values(rows * k);
         let wanted = reference(&weights, &x, k);
-        let error = nmse(&product(&pool, Tier::detect(), &matrix, &x), &wanted);
-        let bound = if exact(format) { 1e-4 } else { 2e-4 };
-        assert!(error < bound, "{format:?}: nmse {error:e}");
+        for precision in PRECISIONS {
+            let error = nmse(&product_of(precision, &pool, Tier::detect(), &matrix, &x), &wanted);
+            // The noise of int8 activations, and of int8 weights where the source was not quantised; 15 bits leave 1/128^2 of the former.
+            let bound = match (precision, exact(format)) {
+                (Precision::Int8, true) => 1e-4,
+                (Precision::Int8, false) => 2e-4,
+                (Precision::Int15, true) => 1e-8,
+                (Precision::Int15, false) => 1e-4,
+            };
+            assert!(error < bound, "{format:?} {precision:?}: nmse {error:e}");
+        }
         // Activations that int8 holds exactly leave only f32 rounding.
         let x: Vec<f32> =
             (0..rows * k).map(|i| if i % 32 == 0 { 127.0 } else { (i * 37 % 255) as f32 - 127.0 }).collect();
@@ -140,9 +154,12 @@ fn all_tiers_give_equal_bits() {
             let (bytes, _) = source(format, n, k, 4);
             let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
             let x = Noise(5).values(rows * k);
-            let oracle = bits(&product(&pool, Tier::Scalar, &matrix, &x));
-            for tier in fast_tiers() {
-                assert_eq!(bits(&product(&pool, tier, &matrix, &x)), oracle, "{format:?} {n}x{k} rows {rows} {tier}");
+            for precision in PRECISIONS {
+                let oracle = bits(&product_of(precision, &pool, Tier::Scalar, &matrix, &x));
+                for tier in fast_tiers() {
+                    let got = bits(&product_of(precision, &pool, tier, &matrix, &x));
+                    assert_eq!(got, oracle, "{format:?} {n}x{k} rows {rows} {tier} {precision:?}");
+                }
             }
         }
     }
@@ -165,8 +182,11 @@ fn extreme_quants_do_not_saturate() {
         let weight = if format == SourceFormat::Q4_1 { 15.0 } else { f32::from(quant as i8) };
         for x in [127.0f32, -127.0] {
             for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
-                let out = product(&pool, tier, &matrix, &vec![x; k]);
-                assert!(out.iter().all(|&y| y == weight * x * 64.0), "{format:?} {quant} {x} {tier}: {out:?}");
+                for precision in PRECISIONS {
+                    let out = product_of(precision, &pool, tier, &matrix, &vec![x; k]);
+                    let wanted = weight * x * 64.0;
+                    assert!(out.iter().all(|&y| y == wanted), "{format:?} {quant} {x} {tier} {precision:?}: {out:?}");
+                }
             }
         }
     }
@@ -180,15 +200,18 @@ fn a_row_does_not_see_its_neighbours_or_the_threads() {
         let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
         let x = Noise(7).values(rows * k);
         let one = ThreadPool::new(1).expect("starts");
-        for tier in [Tier::Scalar, Tier::detect()] {
-            let all = product(&one, tier, &matrix, &x);
+        for (tier, precision) in
+            [Tier::Scalar, Tier::detect()].into_iter().flat_map(|tier| PRECISIONS.map(|p| (tier, p)))
+        {
+            let all = product_of(precision, &one, tier, &matrix, &x);
             for row in 0..rows {
-                let alone = product(&one, tier, &matrix, &x[row * k..][..k]);
-                assert_eq!(bits(&alone), bits(&all[row * n..][..n]), "{format:?} {tier} row {row}");
+                let alone = product_of(precision, &one, tier, &matrix, &x[row * k..][..k]);
+                assert_eq!(bits(&alone), bits(&all[row * n..][..n]), "{format:?} {tier} {precision:?} row {row}");
             }
             for threads in [2, 3] {
                 let pool = ThreadPool::new(threads).expect("starts");
-                assert_eq!(bits(&product(&pool, tier, &matrix, &x)), bits(&all), "{format:?} {tier} {threads} threads");
+                let got = product_of(precision, &pool, tier, &matrix, &x);
+                assert_eq!(bits(&got), bits(&all), "{format:?} {tier} {precision:?} {threads} threads");
             }
         }
     }
@@ -205,7 +228,7 @@ fn parts_fill_their_columns_and_may_add() {
         .collect();
     let x = Noise(9).values(rows * k);
     let mut session = pool.enter();
-    let mut activations = Activations::new();
+    let mut activations = Activations::new(Precision::Int8);
     activations.quantise(&mut session, Tier::detect(), &mut x.clone(), k).expect("quantises");
     let columns = [1, 21, 40];
     let stride = 50;
@@ -242,7 +265,7 @@ fn fused_inputs_equal_separate_ones() {
         bits(&out)
     };
     let mut scratch = vec![0f32; rows * k];
-    let mut fused = Activations::new();
+    let mut fused = Activations::new(Precision::Int8);
     fused.norm_quantise(&mut pool.enter(), Tier::detect(), &x, &weight, 1e-5, &mut scratch).expect("quantises");
     let mut separate = vec![0f32; rows * k];
     for (x, out) in x.chunks(k).zip(separate.chunks_mut(k)) {

@@ -2,6 +2,8 @@
 //!
 //! Weights come from the kernels' own exponential and are added in a fixed order, so a draw has the same bits on every tier.
 
+use std::cmp::Ordering;
+
 use penstock_exec::SamplingParams;
 use penstock_kernels_cpu::{Tier, logits};
 
@@ -10,6 +12,9 @@ const GROUP: usize = 1024;
 
 /// Exponents below this have no weight at all.
 const WEIGHTLESS: f32 = 87.0;
+
+/// First guess at how far below the likeliest token the border lies, in nats.
+const WINDOW: f32 = -6.0;
 
 /// A number in 0..1 that depends on seed and token index alone: two rounds of SplitMix64's finaliser over the counter.
 pub fn uniform(seed: u64, token_index: u64) -> f64 {
@@ -85,10 +90,29 @@ impl Truncation {
     }
 }
 
-/// The likeliest tokens, likeliest first, of equal ones the lower id first, with weights relative to the likeliest.
+/// A token that may be drawn.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    id: u32,
+    logit: f32,
+    /// Relative to the likeliest token.
+    weight: f32,
+}
+
+impl Candidate {
+    /// Likeliest first, of equal ones the lower id first.
+    fn order(&self, other: &Self) -> Ordering {
+        other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
+    }
+}
+
+/// The tokens that a truncation keeps.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
-    tokens: Vec<(u32, f32)>,
+    /// By ascending id.
+    tokens: Vec<Candidate>,
+    /// The same tokens while the border is searched.
+    search: Vec<Candidate>,
     logits: Vec<f32>,
     weights: Vec<f32>,
 }
@@ -96,8 +120,8 @@ pub(super) struct Candidates {
 impl Candidates {
     /// Selects what `truncation` keeps: first `min_p`, then `top_k`, then the smallest head of the rest with at least `top_p` of its weight.
     ///
-    /// Sorting a whole vocabulary would be the longest part of a step, so a window below the largest logit is sorted, and widened until it
-    /// holds the answer.
+    /// Sorting a vocabulary would be the longest part of a step. So a window below the largest logit is searched, and widened until it
+    /// holds the answer; inside it the border is found by halving, which sorts next to nothing.
     pub(super) fn select(
         &mut self,
         tier: Tier,
@@ -110,62 +134,96 @@ impl Candidates {
         let Truncation { top_k, top_p, min_p } = truncation;
         let floor = if min_p > 0.0 { min_p.min(1.0).ln() } else { -WEIGHTLESS };
         let mut whole: Option<f64> = None;
-        let mut window = if min_p > 0.0 { floor } else { -8.0 };
+        let mut window = if min_p > 0.0 { floor } else { WINDOW };
         loop {
             window = window.max(floor);
             self.collect(tier, logits, max, scale, window);
+            // Everything outside the window is less likely than everything inside.
             let complete = window <= floor || self.tokens.len() >= top_k;
             if self.tokens.len() > top_k {
-                self.tokens.truncate(top_k);
-                self.weights.truncate(top_k);
+                self.search.clone_from(&self.tokens);
+                let border = *self.search.select_nth_unstable_by(top_k - 1, Candidate::order).1;
+                self.keep_to(border);
             }
-            if complete || top_k == usize::MAX {
-                let total = if complete {
-                    self.weights.iter().map(|&w| f64::from(w)).sum()
-                } else {
-                    *whole.get_or_insert_with(|| {
-                        let groups = logits.chunks(GROUP).zip(scratch.chunks_mut(GROUP));
-                        groups.map(|(l, s)| f64::from(logits::exp_sum(tier, l, max, scale, s))).sum()
-                    })
-                };
-                if self.cut(top_p * total) || complete {
-                    return;
-                }
+            if top_p >= 1.0 && complete {
+                return;
+            }
+            let inside: f64 = self.tokens.iter().map(|token| f64::from(token.weight)).sum();
+            let total = if complete {
+                inside
+            } else {
+                *whole.get_or_insert_with(|| {
+                    let groups = logits.chunks(GROUP).zip(scratch.chunks_mut(GROUP));
+                    groups.map(|(l, s)| f64::from(logits::exp_sum(tier, l, max, scale, s))).sum()
+                })
+            };
+            if complete || (top_k == usize::MAX && inside >= top_p * total) {
+                self.cut(top_p * total);
+                return;
             }
             window *= 2.0;
         }
     }
 
-    /// All tokens with `(logit - max) * scale >= window`, sorted, and their weights.
+    /// All tokens with `(logit - max) * scale >= window`, by ascending id.
     fn collect(&mut self, tier: Tier, logits: &[f32], max: f32, scale: f32, window: f32) {
         let lowest = max + window / scale;
         self.tokens.clear();
-        let found = logits.iter().enumerate().filter(|&(_, &logit)| logit >= lowest);
-        self.tokens.extend(found.map(|(id, &logit)| (id as u32, logit)));
-        self.tokens.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         self.logits.clear();
-        self.logits.extend(self.tokens.iter().map(|&(_, logit)| logit));
-        self.weights.resize(self.tokens.len(), 0.0);
-        logits::exp_sum(tier, &self.logits, max, scale, &mut self.weights);
-    }
-
-    /// Cuts behind the token at which the running sum reaches `target`; false when it does not.
-    fn cut(&mut self, target: f64) -> bool {
-        let mut sum = 0.0;
-        for (i, &weight) in self.weights.iter().enumerate() {
-            sum += f64::from(weight);
-            if sum >= target {
-                self.weights.truncate(i + 1);
-                self.tokens.truncate(i + 1);
-                return true;
+        for (group, values) in logits.chunks(64).enumerate() {
+            if !values.iter().fold(false, |any, &logit| any | (logit >= lowest)) {
+                continue;
+            }
+            for (i, &logit) in values.iter().enumerate().filter(|&(_, &logit)| logit >= lowest) {
+                self.tokens.push(Candidate { id: (group * 64 + i) as u32, logit, weight: 0.0 });
+                self.logits.push(logit);
             }
         }
-        false
+        self.weights.resize(self.tokens.len(), 0.0);
+        logits::exp_sum(tier, &self.logits, max, scale, &mut self.weights);
+        for (token, &weight) in self.tokens.iter_mut().zip(&self.weights) {
+            token.weight = weight;
+        }
     }
 
-    /// Draws one of the candidates.
-    pub(super) fn draw(&self, u: f64) -> Option<u32> {
+    /// Drops what is less likely than `border`.
+    fn keep_to(&mut self, border: Candidate) {
+        self.tokens.retain(|token| token.order(&border).is_le());
+    }
+
+    /// Keeps the shortest head, in order of likelihood, that weighs at least `target`.
+    fn cut(&mut self, target: f64) {
+        self.search.clone_from(&self.tokens);
+        let mut between = self.search.as_mut_slice();
+        let mut left = target;
+        // Everything more likely than `between` is kept and weighs target - left; the border lies in `between`.
+        while between.len() > 32 {
+            let half = between.len() / 2;
+            between.select_nth_unstable_by(half, Candidate::order);
+            let weight: f64 = between[..half].iter().map(|token| f64::from(token.weight)).sum();
+            if weight >= left {
+                between = &mut between[..half];
+            } else {
+                left -= weight;
+                between = &mut between[half..];
+            }
+        }
+        between.sort_unstable_by(Candidate::order);
+        let border = between.iter().find(|token| {
+            left -= f64::from(token.weight);
+            left <= 0.0
+        });
+        // Rounding may leave a trace of the target: then everything is kept.
+        if let Some(&border) = border {
+            self.keep_to(border);
+        }
+    }
+
+    /// Draws one of the kept tokens: the one at which the running sum, by ascending id, passes `u`.
+    pub(super) fn draw(&mut self, u: f64) -> Option<u32> {
+        self.weights.clear();
+        self.weights.extend(self.tokens.iter().map(|token| token.weight));
         let total: f64 = self.weights.iter().map(|&w| f64::from(w)).sum();
-        pick(&self.weights, u * total).map(|i| self.tokens[i].0)
+        pick(&self.weights, u * total).map(|i| self.tokens[i].id)
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use penstock_exec_cpu::{CpuModel, MemoryBudget, ThreadPool, Tier};
+use penstock_exec_cpu::{CpuModel, MemoryBudget, Numerics, ThreadPool, Tier};
 use penstock_model::weights::{LayerPart, TensorRole, TensorView};
 use penstock_model::{Architecture, DType, ModelConfig, RopeLayout};
 
@@ -100,9 +100,15 @@ impl TinyModel {
     }
 
     pub fn load(&self, threads: usize, tier: Tier) -> Arc<CpuModel> {
+        self.load_with(threads, Numerics { tier, ..Numerics::default() })
+    }
+
+    pub fn load_with(&self, threads: usize, numerics: Numerics) -> Arc<CpuModel> {
         let threads = Arc::new(ThreadPool::new(threads).expect("threads start"));
         let budget = MemoryBudget::new(1 << 30);
-        Arc::new(CpuModel::from_tensors(&self.config, |role| self.view(role), threads, &budget, tier).expect("loads"))
+        Arc::new(
+            CpuModel::from_tensors(&self.config, |role| self.view(role), threads, &budget, numerics).expect("loads"),
+        )
     }
 
     fn times(&self, role: TensorRole, x: &[f64]) -> Vec<f64> {

@@ -164,6 +164,26 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn join_planes(high: Self::I, low: Self::I) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            Pair(
+                _mm256_add_epi32(_mm256_slli_epi32::<7>(high.0), low.0),
+                _mm256_add_epi32(_mm256_slli_epi32::<7>(high.1), low.1),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn sub_int(a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_sub_epi32(a.0, b.0), _mm256_sub_epi32(a.1, b.1)) }
+    }
+    #[inline(always)]
+    unsafe fn div128(a: Self::I) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_srai_epi32::<7>(a.0), _mm256_srai_epi32::<7>(a.1)) }
+    }
+    #[inline(always)]
     unsafe fn add_int(a: Self::I, b: Self::I) -> Self::I {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe { Pair(_mm256_add_epi32(a.0, b.0), _mm256_add_epi32(a.1, b.1)) }

@@ -128,6 +128,21 @@ impl Lanes for Avx512 {
         unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(x)) }
     }
     #[inline(always)]
+    unsafe fn join_planes(high: Self::I, low: Self::I) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_add_epi32(_mm512_slli_epi32::<7>(high), low) }
+    }
+    #[inline(always)]
+    unsafe fn sub_int(a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_sub_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div128(a: Self::I) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_srai_epi32::<7>(a) }
+    }
+    #[inline(always)]
     unsafe fn add_int(a: Self::I, b: Self::I) -> Self::I {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe { _mm512_add_epi32(a, b) }

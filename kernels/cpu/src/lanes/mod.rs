@@ -70,7 +70,12 @@ pub(crate) trait Lanes {
     unsafe fn pow2(n: Self::I) -> Self::F;
     /// Stores sixteen values as i8; the caller keeps them in -127..=127.
     unsafe fn store_i8(p: *mut i8, x: Self::I);
+    /// `high * 128 + low`, which the caller keeps inside i32.
+    unsafe fn join_planes(high: Self::I, low: Self::I) -> Self::I;
     unsafe fn add_int(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn sub_int(a: Self::I, b: Self::I) -> Self::I;
+    /// `a >> 7`, rounding down.
+    unsafe fn div128(a: Self::I) -> Self::I;
     unsafe fn store_int(p: *mut i32, x: Self::I);
 
     unsafe fn load_weights(p: *const u8) -> Self::W;

@@ -131,6 +131,26 @@ impl Lanes for Scalar {
         unsafe { p.cast::<[i8; LANES]>().write_unaligned(x.map(|x| x as i8)) }
     }
     #[inline(always)]
+    unsafe fn join_planes(high: Self::I, low: Self::I) -> Self::I {
+        let mut out = low;
+        for (o, high) in out.iter_mut().zip(high) {
+            *o += high * 128;
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn sub_int(a: Self::I, b: Self::I) -> Self::I {
+        let mut out = a;
+        for (o, b) in out.iter_mut().zip(b) {
+            *o -= b;
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn div128(a: Self::I) -> Self::I {
+        a.map(|a| a >> 7)
+    }
+    #[inline(always)]
     unsafe fn add_int(a: Self::I, b: Self::I) -> Self::I {
         let mut out = a;
         for (o, b) in out.iter_mut().zip(b) {

@@ -1,0 +1,87 @@
+//! Tokens per second of the pass alone, without scheduler and server: decode at several widths, and prefill.
+//!
+//! `cargo run --profile ci -p penstock-exec-cpu --example throughput -- MODEL.gguf [threads]`
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use penstock_exec::SamplingParams;
+use penstock_exec_cpu::sampling::{Request, Sampler};
+use penstock_exec_cpu::{CpuModel, Forward, Keep, MemoryBudget, Numerics, SequenceRows, ThreadPool};
+use penstock_kernels_cpu::KvPool;
+use penstock_model::{Model, OpenOptions};
+
+const CONTEXT: usize = 128;
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let Some(path) = arguments.next() else {
+        eprintln!("usage: throughput MODEL.gguf [threads]");
+        return;
+    };
+    let threads = arguments.next().and_then(|t| t.parse().ok()).unwrap_or(2);
+    let model = Model::open(Path::new(&path), &OpenOptions::default(), &mut |_, _| {}).expect("opens");
+    let pool = Arc::new(ThreadPool::new(threads).expect("threads start"));
+    let budget = MemoryBudget::new(8 << 30);
+    let start = Instant::now();
+    let cpu = Arc::new(CpuModel::load(&model, pool, &budget, Numerics::default()).expect("loads"));
+    println!(
+        "packed {} MiB in {:.2?}, tier {}, {threads} threads",
+        cpu.weight_bytes() >> 20,
+        start.elapsed(),
+        cpu.tier()
+    );
+    let blocks = 32 * (CONTEXT + 64) / 16;
+    let mut kv = KvPool::new(&budget, Forward::kv_shape(&cpu, 16, blocks)).expect("fits");
+    let mut forward = Forward::new(Arc::clone(&cpu));
+    let vocab = cpu.config().vocab;
+    let tables: Vec<Vec<u32>> =
+        (0..32).map(|s| (0..(CONTEXT as u32 + 64) / 16).map(|b| b * 32 + s).collect()).collect();
+    let long: Vec<u32> = (0..512u32).map(|i| 1000 + i * 7 % 20_000).collect();
+    let whole: Vec<u32> = (0..blocks as u32).collect();
+    for length in [128, 512] {
+        let rows = [SequenceRows { tokens: &long[..length], context: 0, table: &whole, keep: Keep::Last }];
+        let seconds = best(3, || forward.run(&mut kv, &rows).expect("runs"));
+        println!("prefill {length}: {:.0} tok/s", length as f64 / seconds);
+    }
+    for table in &tables {
+        let rows = [SequenceRows { tokens: &long[..CONTEXT], context: 0, table, keep: Keep::None }];
+        forward.run(&mut kv, &rows).expect("runs");
+    }
+    for width in [1, 4, 8, 16, 32] {
+        let mut out = vec![0f32; width * vocab];
+        let rows: Vec<SequenceRows<'_>> = tables[..width]
+            .iter()
+            .map(|table| SequenceRows { tokens: &long[..1], context: CONTEXT, table, keep: Keep::Last })
+            .collect();
+        let pass = best(8, || forward.run(&mut kv, &rows).expect("runs"));
+        let head = best(8, || forward.logits(0, width, &mut out).expect("runs"));
+        let mut sampler = Sampler::new(cpu.tier());
+        let params = SamplingParams { temperature: 0.8, top_p: 0.95, ..SamplingParams::default() };
+        let sample = best(3, || {
+            let mut logits = out.clone();
+            for row in logits.chunks_mut(vocab) {
+                let request = Request { params: &params, token_index: 1, seen: None, mask: None };
+                assert!(sampler.sample(row, request).is_some());
+            }
+        });
+        println!(
+            "decode {width:2}: {:.0} tok/s (layers {:.2} ms, head {:.2} ms); top-p sampling on one thread {:.2} ms",
+            width as f64 / (pass + head),
+            pass * 1e3,
+            head * 1e3,
+            sample * 1e3
+        );
+    }
+}
+
+fn best(repeats: usize, mut f: impl FnMut()) -> f64 {
+    (0..repeats)
+        .map(|_| {
+            let start = Instant::now();
+            f();
+            start.elapsed().as_secs_f64()
+        })
+        .fold(f64::INFINITY, f64::min)
+}

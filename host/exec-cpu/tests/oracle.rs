@@ -1,0 +1,130 @@
+//! The demo model against another implementation: top logits that transformers computed in f32 on the dequantised weights, kept in
+//! `tests/oracle/logits.bin` (its layout and origin: `tests/oracle/logits.py`).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use penstock_exec_cpu::{CpuModel, Forward, Keep, MemoryBudget, Numerics, SequenceRows, ThreadPool, Tier};
+use penstock_kernels_cpu::{KvPool, logits};
+use penstock_model::{Model, OpenOptions};
+
+/// Least share of positions at which both implementations rank the same token first.
+const TOP1_MIN: f64 = 0.97;
+/// Greatest root mean square difference of log-probabilities over the kept tokens of all positions.
+const LOGPROB_RMS_MAX: f64 = 0.03;
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, n: usize) -> &'a [u8] {
+        let (head, tail) = self.0.split_at(n);
+        self.0 = tail;
+        head
+    }
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.take(2).try_into().expect("two bytes"))
+    }
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.take(4).try_into().expect("four bytes"))
+    }
+    fn f32(&mut self) -> f32 {
+        f32::from_bits(self.u32())
+    }
+}
+
+#[derive(Default)]
+struct Tally {
+    positions: usize,
+    agreed: usize,
+    squares: f64,
+    kept: usize,
+    worst: f64,
+    lse_squares: f64,
+}
+
+#[test]
+fn teacher_forced_logits_agree_with_transformers() {
+    let oracle = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/oracle/logits.bin");
+    let Ok(oracle) = std::fs::read(&oracle) else {
+        eprintln!("SKIPPED oracle comparison: {} is missing", oracle.display());
+        return;
+    };
+    let path = penstock_model::cache_dir::demo_path().unwrap_or_default();
+    if !path.exists() {
+        eprintln!(
+            "SKIPPED oracle comparison: the demo model is not at {} (cargo xtask model fetches it)",
+            path.display()
+        );
+        return;
+    }
+    let model = Model::open(&path, &OpenOptions::default(), &mut |_, _| {}).expect("the demo model opens");
+    let mut reader = Reader(&oracle);
+    assert_eq!(reader.take(8), b"PSLOGIT1");
+    assert_eq!(reader.take(32), &model.manifest().weights.0, "the oracle is for other weights");
+    let (vocab, kept, texts) = (reader.u32() as usize, reader.u32() as usize, reader.u32() as usize);
+    assert_eq!(vocab, model.config().vocab);
+    let tier = Tier::detect();
+    if tier == Tier::Scalar {
+        eprintln!("SKIPPED oracle comparison: this CPU has the scalar tier alone, which would take too long");
+        return;
+    }
+    let threads = Arc::new(ThreadPool::new(2).expect("threads start"));
+    let budget = MemoryBudget::new(1 << 30);
+    let cpu = Arc::new(CpuModel::load(&model, threads, &budget, Numerics::default()).expect("loads"));
+    let mut kv = KvPool::new(&budget, Forward::kv_shape(&cpu, 16, 160)).expect("fits");
+    let table: Vec<u32> = (0..160).collect();
+    let mut forward = Forward::new(Arc::clone(&cpu));
+    let mut all = Tally::default();
+    let mut scratch = vec![0f32; vocab];
+    for _ in 0..texts {
+        let name_len = usize::from(reader.u16());
+        let name = std::str::from_utf8(reader.take(name_len)).expect("a name").to_owned();
+        let count = reader.u32() as usize;
+        let tokens: Vec<u32> = (0..count).map(|_| u32::from(reader.u16())).collect();
+        let batch = [SequenceRows { tokens: &tokens, context: 0, table: &table, keep: Keep::All }];
+        forward.run(&mut kv, &batch).expect("no kernel panics");
+        let mut tally = Tally::default();
+        let mut rows = vec![0f32; 64 * vocab];
+        for first in (0..count).step_by(64) {
+            let some = (count - first).min(64);
+            let rows = &mut rows[..some * vocab];
+            forward.logits(first, some, rows).expect("no kernel panics");
+            for row in rows.chunks(vocab) {
+                let lse = f64::from(reader.f32());
+                let values: Vec<f64> = (0..kept).map(|_| f64::from(reader.f32())).collect();
+                let ids: Vec<usize> = (0..kept).map(|_| usize::from(reader.u16())).collect();
+                let ours = logits::log_sum_exp(tier, row, &mut scratch);
+                tally.positions += 1;
+                tally.agreed += usize::from(logits::argmax(tier, row) == Some(ids[0]));
+                tally.lse_squares += (ours - lse).powi(2);
+                for (&id, value) in ids.iter().zip(values) {
+                    let difference = (f64::from(row[id]) - ours) - (value - lse);
+                    tally.squares += difference.powi(2);
+                    tally.worst = tally.worst.max(difference.abs());
+                    tally.kept += 1;
+                }
+            }
+        }
+        let rms = (tally.squares / tally.kept as f64).sqrt();
+        println!("{name}: {} of {} agree, log-probability rms {rms:.4}, worst {:.3}", tally.agreed, count, tally.worst);
+        all.positions += tally.positions;
+        all.agreed += tally.agreed;
+        all.squares += tally.squares;
+        all.kept += tally.kept;
+        all.worst = all.worst.max(tally.worst);
+        all.lse_squares += tally.lse_squares;
+    }
+    assert!(reader.0.is_empty(), "the whole file was read");
+    let agreement = all.agreed as f64 / all.positions as f64;
+    let rms = (all.squares / all.kept as f64).sqrt();
+    let lse_rms = (all.lse_squares / all.positions as f64).sqrt();
+    println!(
+        "{} positions: top-1 agreement {:.2} %, log-probability rms {rms:.4}, worst {:.3}, log-sum-exp rms {lse_rms:.4}",
+        all.positions,
+        100.0 * agreement,
+        all.worst
+    );
+    assert!(all.positions >= 4000, "only {} positions", all.positions);
+    assert!(agreement >= TOP1_MIN, "top-1 agreement {agreement}");
+    assert!(rms <= LOGPROB_RMS_MAX, "log-probability rms {rms}");
+}
