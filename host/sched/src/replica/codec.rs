@@ -313,7 +313,6 @@ impl Sequence {
         put_batch(out, self.last_batch);
         put_batch(out, self.shares);
         out.bool(self.opened);
-        put_batch(out, self.opened_in);
         out.bool(self.resuming);
         for number in [self.resume_batch.0, self.resume_at.0, self.joined, self.joined_at.0] {
             out.u64(number);
@@ -350,7 +349,6 @@ impl Sequence {
         seq.last_batch = batch(from)?;
         seq.shares = batch(from)?;
         seq.opened = from.bool()?;
-        seq.opened_in = batch(from)?;
         seq.resuming = from.bool()?;
         for number in [&mut seq.resume_batch.0, &mut seq.resume_at.0, &mut seq.joined, &mut seq.joined_at.0] {
             *number = from.u64()?;
@@ -374,6 +372,7 @@ impl Batch {
             }
             w.u16(row.seq.index);
             w.bool(row.sample);
+            w.bool(row.opens);
         });
     }
 
@@ -383,9 +382,9 @@ impl Batch {
         let rows = from.list(|r| {
             let (entry, request, start, tokens) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
             let (serial, request_serial, id) = (r.u64()?, r.u64()?, RequestId(r.u64()?));
-            let (index, sample) = (r.u16()?, r.bool()?);
+            let (index, sample, opens) = (r.u16()?, r.bool()?, r.bool()?);
             let seq = SeqId { request: id, index };
-            Ok(BatchRow { entry, serial, request, request_serial, seq, start, tokens, sample })
+            Ok(BatchRow { entry, serial, request, request_serial, seq, start, tokens, sample, opens })
         })?;
         let query_tokens = rows.iter().map(|row| u64::from(row.tokens)).sum();
         Ok(Self { id, rows, shape, query_tokens })

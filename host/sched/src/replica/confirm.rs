@@ -32,6 +32,8 @@ pub(super) struct BatchRow {
     pub start: u32,
     pub tokens: u32,
     pub sample: bool,
+    /// The step opens its slot.
+    pub opens: bool,
 }
 
 /// What came of one row.
@@ -82,11 +84,10 @@ impl Replica {
             BatchFailure::Rows => self.take_rows(now, &batch, (done, failed), effects),
             BatchFailure::Batch => {
                 // Its operations may not have happened either: a slot that it opened may be unknown to the executor.
-                for row in &batch.rows {
+                for row in batch.rows.iter().filter(|row| row.opens) {
+                    self.drops.retain(|entry| *entry != row.entry);
                     let seq = &mut self.sequences[row.entry as usize];
-                    if seq.serial == row.serial && seq.opened_in == Some(batch.id) {
-                        seq.opened = false;
-                    }
+                    seq.opened &= seq.serial != row.serial;
                 }
                 self.take_rows(now, &batch, (&[], &[]), effects);
             }

@@ -190,9 +190,9 @@ impl Replica {
         }
         let request = self.requests[seq.request as usize].as_ref().expect("a running sequence has its request");
         let id = request.seq_id(seq.index);
-        if !core::mem::replace(&mut seq.opened, true) {
+        let opens = !core::mem::replace(&mut seq.opened, true);
+        if opens {
             draft.plan.ops.push(PlanOp::OpenSlot { slot: slot(entry), seq: id });
-            seq.opened_in = Some(batch);
             seq.told = 0;
         }
         for copy in &self.scratch.copies {
@@ -235,6 +235,7 @@ impl Replica {
             start,
             tokens,
             sample,
+            opens,
         });
         seq.scheduled += tokens;
         seq.last_batch = Some(batch);

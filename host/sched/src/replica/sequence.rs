@@ -78,8 +78,6 @@ pub(super) struct Sequence {
     pub shares: Option<BatchId>,
     /// The executor knows the slot as this sequence's.
     pub opened: bool,
-    /// Since which batch.
-    pub opened_in: Option<BatchId>,
     /// Leading table entries that the executor knows as they are. Falls when an entry is replaced.
     pub told: u32,
     /// Times it was preempted.
@@ -118,7 +116,6 @@ impl Sequence {
             last_batch: None,
             shares: None,
             opened: false,
-            opened_in: None,
             told: 0,
             preemptions: 0,
             resuming: false,
