@@ -2,8 +2,10 @@
 
 mod support;
 
+use std::sync::LazyLock;
+
 use penstock_model::gguf::tiny::TinyLlama;
-use penstock_model::{Gguf, ModelError, Specials, TokenKind, Tokenizer};
+use penstock_model::{Gguf, Model, ModelError, Specials, TokenKind, Tokenizer};
 use proptest::prelude::*;
 
 #[derive(serde::Deserialize)]
@@ -57,8 +59,9 @@ fn the_demo_models_roles_are_found() {
     assert_eq!(tokenizer.token_bytes(60_000), b"");
 }
 
-fn tiny() -> std::sync::Arc<Tokenizer> {
-    support::tiny().tokenizer().clone()
+fn tiny() -> &'static Tokenizer {
+    static TINY: LazyLock<Model> = LazyLock::new(support::tiny);
+    TINY.tokenizer()
 }
 
 /// Ids by hand: three control tokens, then byte b at 3 + b, then the merged tokens he, ll, hell, hello and " w" from 259 on.

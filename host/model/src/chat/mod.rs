@@ -119,7 +119,8 @@ struct Inputs {
     variables: Map<String, Value>,
 }
 
-/// Templates may spell control tokens from roles (`<|` + role + `|>`), so a role is a plain word.
+/// Templates may spell control tokens from roles (`<|` + role + `|>`) and compare them, so a role holds only letters, digits and spaces.
+/// Which roles exist is the edge's to say.
 fn check_roles(messages: &Value) -> Result<(), ModelError> {
     let refuse = |what: String| Err(ModelError::TemplateRefused { what });
     let Some(messages) = messages.as_array() else { return refuse("messages are not a list".to_owned()) };
@@ -127,9 +128,9 @@ fn check_roles(messages: &Value) -> Result<(), ModelError> {
         let Some(role) = message.get("role").and_then(Value::as_str) else {
             return refuse(format!("message {at} has no role"));
         };
-        let word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-        if role.is_empty() || role.len() > 64 || !role.chars().all(word) {
-            return refuse(format!("the role of message {at} is not a word of ASCII letters and digits"));
+        let word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | ' ');
+        if role.len() > 64 || !role.chars().all(word) {
+            return refuse(format!("the role of message {at} is not made of ASCII letters, digits and spaces"));
         }
     }
     Ok(())

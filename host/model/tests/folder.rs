@@ -1,0 +1,265 @@
+//! Hugging Face folders: the same model as a GGUF file gives, and refusals by name.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use penstock_model::gguf::tiny::TinyLlama;
+use penstock_model::{
+    DType, LayerPart, Model, ModelError, OpenOptions, RopeLayout, Specials, TensorRole, Tokenizer, Weights,
+};
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+
+fn open(folder: &Path) -> Result<Model, ModelError> {
+    Model::open(folder, &OpenOptions::default(), &mut |_, _| {})
+}
+
+fn config() -> Value {
+    json!({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": null, "vocab_size": 264,
+        "tie_word_embeddings": true, "hidden_act": "silu", "eos_token_id": [2, 0], "some_new_key": {"x": 1}
+    })
+}
+
+/// tokenizer.json for the tiny vocabulary, built from what the GGUF tokenizer spells.
+fn tokenizer_json(tokenizer: &Tokenizer) -> Value {
+    let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let hidden: Vec<u8> = (0..=255).filter(|b| !printable(*b)).collect();
+    let spell = |b: &u8| match hidden.iter().position(|h| h == b) {
+        Some(at) => char::from_u32(0x100 + at as u32).unwrap(),
+        None => char::from(*b),
+    };
+    let vocab: BTreeMap<String, u32> = (3..tokenizer.vocab_len() as u32)
+        .map(|id| (tokenizer.token_bytes(id).iter().map(spell).collect(), id))
+        .collect();
+    let added = |id: u32, text: &str| json!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
+    let mut vocab = json!(vocab);
+    let specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+    for (id, text) in specials.iter().enumerate() {
+        vocab[*text] = json!(id);
+    }
+    json!({
+        "version": "1.0", "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": specials.iter().enumerate().map(|(id, text)| added(id as u32, text)).collect::<Vec<_>>(),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Digits", "individual_digits": true},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}]},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab,
+            "merges": ["h e", "l l", "he ll", "hell o", "Ġ w"]}
+    })
+}
+
+fn hf_name(layer: usize, part: LayerPart) -> Option<String> {
+    let part = match part {
+        LayerPart::AttnNorm => "input_layernorm",
+        LayerPart::AttnQ => "self_attn.q_proj",
+        LayerPart::AttnK => "self_attn.k_proj",
+        LayerPart::AttnV => "self_attn.v_proj",
+        LayerPart::AttnOutput => "self_attn.o_proj",
+        LayerPart::FfnNorm => "post_attention_layernorm",
+        LayerPart::FfnGate => "mlp.gate_proj",
+        LayerPart::FfnUp => "mlp.up_proj",
+        LayerPart::FfnDown => "mlp.down_proj",
+        _ => return None,
+    };
+    Some(format!("model.layers.{layer}.{part}.weight"))
+}
+
+/// All tensors of a model under their Hugging Face names, as F32.
+fn tensors(weights: &Weights) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
+    let mut out = BTreeMap::new();
+    let mut put = |name: String, role: TensorRole| {
+        let view = weights.tensor(role).unwrap();
+        let shape = if view.rows == 1 { vec![view.cols] } else { vec![view.rows, view.cols] };
+        out.insert(name, (shape, view.to_f32().iter().flat_map(|v| v.to_le_bytes()).collect()));
+    };
+    put("model.embed_tokens.weight".to_owned(), TensorRole::TokenEmbedding);
+    put("model.norm.weight".to_owned(), TensorRole::OutputNorm);
+    for layer in 0..weights.layers() {
+        for part in LayerPart::ALL {
+            if let Some(name) = hf_name(layer, part) {
+                put(name, TensorRole::layer(layer, part));
+            }
+        }
+    }
+    out
+}
+
+fn save(path: &Path, dtype: Dtype, tensors: &BTreeMap<String, (Vec<usize>, Vec<u8>)>) {
+    let views = tensors
+        .iter()
+        .map(|(name, (shape, bytes))| (name.as_str(), TensorView::new(dtype, shape.clone(), bytes).unwrap()));
+    fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+/// A folder with the tiny model, and the GGUF model it was made from.
+fn folder() -> (tempfile::TempDir, Model) {
+    let gguf = support::open_bytes(&TinyLlama { dtype: DType::F32, ..TinyLlama::default() }.file()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, value: Value| fs::write(folder.path().join(name), value.to_string()).unwrap();
+    write("config.json", config());
+    write("tokenizer.json", tokenizer_json(gguf.tokenizer()));
+    write(
+        "tokenizer_config.json",
+        json!({
+            "bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>",
+            "chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ messages[0].content }}"}]
+        }),
+    );
+    save(&folder.path().join("model.safetensors"), Dtype::F32, &tensors(gguf.weights()));
+    (folder, gguf)
+}
+
+#[test]
+fn a_folder_gives_the_model_that_the_file_gives() {
+    let (folder, gguf) = folder();
+    let model = open(folder.path()).unwrap();
+    let same = penstock_model::ModelConfig { rope_layout: RopeLayout::Halves, ..gguf.config().clone() };
+    assert_eq!(model.config(), &same);
+    for layer in 0..2 {
+        for part in LayerPart::ALL {
+            let role = TensorRole::layer(layer, part);
+            let values = |m: &Model| m.weights().get(role).map(|view| view.to_f32());
+            assert_eq!(values(&model), values(&gguf), "{role:?}");
+        }
+    }
+    let (ours, theirs) = (model.tokenizer(), gguf.tokenizer());
+    for text in ["hello w12", "<|im_start|>é\n<|im_end|>", "  \u{7f}\u{ad} a longer text than the file's truncation"] {
+        for specials in [Specials::Parsed, Specials::AsText] {
+            assert_eq!(ours.encode(text, specials).unwrap(), theirs.encode(text, specials).unwrap(), "{text}");
+        }
+    }
+    assert!((0..264).all(|id| ours.token_bytes(id) == theirs.token_bytes(id) && ours.kind(id) == theirs.kind(id)));
+    assert_eq!((ours.bos(), ours.eos(), ours.ends(), ours.add_bos()), (Some(1), Some(2), &[0u32, 2][..], false));
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let chat = model.chat_template().unwrap().render(&messages, &Default::default(), ours).unwrap();
+    assert_eq!(chat.text, "hi");
+    // A template file wins over the settings.
+    fs::write(folder.path().join("chat_template.jinja"), "file").unwrap();
+    let model = open(folder.path()).unwrap();
+    assert_eq!(model.chat_template().unwrap().render(&messages, &Default::default(), ours).unwrap().text, "file");
+}
+
+#[test]
+fn shards_are_joined_and_stay_in_their_folder() {
+    let (folder, gguf) = folder();
+    let whole = open(folder.path()).unwrap().manifest().clone();
+    let all = tensors(gguf.weights());
+    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    let mut map = BTreeMap::new();
+    let (first, second): (Vec<_>, Vec<_>) = all.into_iter().enumerate().partition(|(at, _)| at % 2 == 0);
+    for (name, part) in [("a.safetensors", first), ("b.safetensors", second)] {
+        let part: BTreeMap<_, _> = part.into_iter().map(|(_, entry)| entry).collect();
+        map.extend(part.keys().map(|key| (key.clone(), name)));
+        save(&folder.path().join(name), Dtype::F32, &part);
+    }
+    let index = folder.path().join("model.safetensors.index.json");
+    fs::write(&index, json!({"weight_map": map}).to_string()).unwrap();
+    let sharded = open(folder.path()).unwrap();
+    let role = TensorRole::layer(1, LayerPart::FfnDown);
+    assert_eq!(sharded.weights().tensor(role).unwrap().to_f32(), gguf.weights().tensor(role).unwrap().to_f32());
+    assert_ne!(sharded.manifest().weights, whole.weights);
+    assert_eq!(sharded.manifest().tokenizer, whole.tokenizer);
+
+    for bad in ["../a.safetensors", "/etc/passwd", "..", ""] {
+        fs::write(&index, json!({"weight_map": {"x": bad}}).to_string()).unwrap();
+        let message = open(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("not a plain file name"), "{message}");
+    }
+}
+
+#[test]
+fn what_is_not_run_is_refused_by_name() {
+    let (folder, _) = folder();
+    let with = |key: &str, value: Value| {
+        let mut changed = config();
+        changed[key] = value;
+        fs::write(folder.path().join("config.json"), changed.to_string()).unwrap();
+        open(folder.path()).expect_err(key).to_string()
+    };
+    let check = |message: String, part: &str| assert!(message.contains(part), "{message} should name {part}");
+    check(with("model_type", json!("mamba")), "mamba");
+    check(with("architectures", json!(["LlamaForSequenceClassification"])), "LlamaForSequenceClassification");
+    check(with("rope_scaling", json!({"rope_type": "llama3", "factor": 8.0})), "llama3");
+    check(with("rope_scaling", json!({"type": "dynamic"})), "dynamic");
+    check(with("rope_parameters", json!({"rope_type": "yarn"})), "yarn");
+    check(with("attention_bias", json!(true)), "attention_bias");
+    check(with("hidden_act", json!("gelu")), "gelu");
+    check(with("quantization_config", json!({"quant_method": "awq"})), "awq");
+    check(with("num_key_value_heads", json!(3)), "3 does not divide");
+    check(with("num_attention_heads", json!(0)), "heads");
+    check(with("hidden_size", json!(1u64 << 40)), "hidden size");
+    check(with("num_hidden_layers", json!(3)), "model.layers.2.");
+    check(with("intermediate_size", json!(95)), "[96 x 64]");
+    check(with("vocab_size", json!(100)), "[264 x 64]");
+    check(with("tie_word_embeddings", json!(false)), "lm_head.weight is missing");
+    check(with("rms_norm_eps", json!("x")), "config.json");
+}
+
+#[test]
+fn damaged_folders_are_refused() {
+    let (folder, gguf) = folder();
+    let weights = folder.path().join("model.safetensors");
+    let good = fs::read(&weights).unwrap();
+    for bad in [&b""[..], &[0xff; 8], &[0xff; 64], &good[..good.len() - 1], &good[..100]] {
+        fs::write(&weights, bad).unwrap();
+        assert!(open(folder.path()).is_err());
+    }
+    let mut random = support::Random(5);
+    for _ in 0..300 {
+        let mut file = good.clone();
+        let at = random.below(2_000);
+        file[at] = random.next() as u8;
+        fs::write(&weights, &file).unwrap();
+        let _ = open(folder.path());
+    }
+    save(&weights, Dtype::I32, &tensors(gguf.weights()));
+    let message = open(folder.path()).unwrap_err().to_string();
+    assert!(message.contains("stored as I32"), "{message}");
+    fs::write(&weights, &good).unwrap();
+    assert!(open(folder.path()).is_ok());
+
+    for (name, text) in [("tokenizer.json", "{}"), ("config.json", "{"), ("tokenizer_config.json", "[")] {
+        let path = folder.path().join(name);
+        let kept = fs::read(&path).unwrap();
+        fs::write(&path, text).unwrap();
+        let message = open(folder.path()).unwrap_err().to_string();
+        assert!(message.contains(name), "{message}");
+        fs::remove_file(&path).unwrap();
+        if name != "tokenizer_config.json" {
+            assert!(matches!(open(folder.path()), Err(ModelError::NotAModel { .. })), "{name}");
+        }
+        fs::write(&path, kept).unwrap();
+    }
+    assert!(matches!(open(&folder.path().join("none")), Err(ModelError::Io { .. })));
+}
+
+/// A tokenizer of another model has ids that this model has no rows for.
+#[test]
+fn a_wrong_tokenizer_is_refused() {
+    let (folder, gguf) = folder();
+    let mut json = tokenizer_json(gguf.tokenizer());
+    json["model"]["vocab"]["ĠĠĠĠ"] = json!(264);
+    fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+    let message = open(folder.path()).unwrap_err().to_string();
+    assert!(message.contains("belongs to another model"), "{message}");
+}
+
+#[test]
+fn pinned_weights_must_match() {
+    let (folder, _) = folder();
+    let digest = open(folder.path()).unwrap().manifest().weights;
+    let options = OpenOptions { expect_weights: Some(digest), ..OpenOptions::default() };
+    assert!(Model::open(folder.path(), &options, &mut |_, _| {}).is_ok());
+    let options = OpenOptions { expect_weights: Some(penstock_model::Digest([7; 32])), ..options };
+    let refused = Model::open(folder.path(), &options, &mut |_, _| {});
+    assert!(matches!(refused, Err(ModelError::HashMismatch { artefact: "weights", .. })));
+}
