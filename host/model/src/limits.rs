@@ -49,8 +49,7 @@ pub const STOP_STRINGS_MAX: usize = 16;
 /// Longest stop string in bytes; it bounds the text held back.
 pub const STOP_BYTES_MAX: usize = 1_024;
 
-/// Longest piece of text without any split point that is given to BPE whole, in bytes. Longer runs are refused by the tokenizer, because
-/// merging is n log n in the run with a large constant and a request must not buy seconds of one core.
+/// Longest text encoded at once, in bytes. Far above any context length: a request is bounded by the edge, this guards other callers.
 pub const ENCODE_BYTES_MAX: usize = 32 << 20;
 
 /// Most tensors files (shards) of a Hugging Face folder.

@@ -1,4 +1,5 @@
 //! Hugging Face folders: the same model as a GGUF file gives, and refusals by name.
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

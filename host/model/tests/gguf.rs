@@ -1,4 +1,5 @@
 //! The GGUF reader: what it reads right, and what it refuses.
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

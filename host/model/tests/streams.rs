@@ -1,4 +1,5 @@
 //! Detokenising and stop strings, against models too simple to be wrong.
+#![allow(clippy::unwrap_used)]
 
 use penstock_model::limits::{STOP_BYTES_MAX, STOP_STRINGS_MAX};
 use penstock_model::{Detokeniser, StopHit, StopMatcher};

@@ -1,4 +1,5 @@
 //! Token ids and bytes, against llama.cpp's own tokenizer and against the text itself.
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

@@ -1,5 +1,5 @@
 //! What the tests of this crate share: where the demo model is, a seeded generator, the tiny model on disk.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::path::PathBuf;
 
