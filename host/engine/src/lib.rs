@@ -1,5 +1,33 @@
-//! The live driver: threads, channels and the wall clock around the two machines.
+//! The live driver: threads, mailboxes and the wall clock around the two machines of `penstock-sched`.
+//!
+//! Start at [`Engine::start`]; hand requests in with [`Engine::submit`] and read each one's [`EventStream`]. Inside, every machine has one
+//! thread with one mailbox and one closed `Wake` enum; text is made on a thread of its own. `wiring` says who may wait for whom.
+//!
+//! Layer 4: it knows neither HTTP nor which executor computes.
 
+mod answer;
+mod clock;
+mod config;
+mod context;
+mod engine;
+mod executor_loop;
+mod gateway_loop;
+mod latch;
+mod mailbox;
+pub mod metrics;
+mod outputs;
+mod permit;
+mod replica_loop;
 mod request;
+mod status;
+mod stream;
+mod wiring;
 
+pub use clock::Clock;
+pub use config::{EngineConfig, EngineLimits, Machine, PolicySource, ServedModel, Vocabulary};
+pub use context::SubmissionFault;
+pub use engine::{DrainReport, Engine, EngineError, SubmitError};
+pub use metrics::{Metrics, outcome_labels};
 pub use request::{DeliveredToken, RequestEvent, Submission, Ticket};
+pub use status::{QueueStatus, ReplicaState, ReplicaStatus, Status};
+pub use stream::{EventStream, RecvTimeout};

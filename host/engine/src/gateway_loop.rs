@@ -1,0 +1,328 @@
+//! The gateway's loop: everything that happens at the gateway, one thing at a time, on one thread that waits for nobody.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use penstock_base::{CancelCause, Instant, ReplicaEpoch, ReplicaId, RequestId};
+use penstock_policy_api::Policies;
+use penstock_sched::gateway::{
+    DeliveryEvent, Gateway, GatewayConfig, GatewayEffect, GatewayEffects, GatewayEvent, GatewayInput, ReplicaFacts,
+};
+use penstock_sched::message::{FromReplica, ToReplica};
+
+use crate::config::Machine;
+use crate::context::RequestContext;
+use crate::mailbox::{Lane, PushError};
+use crate::outputs::{self, OutputWake};
+use crate::replica_loop::{self, FreezeCause, ReplicaWake};
+use crate::stream::StreamWriter;
+use crate::wiring::Wiring;
+
+/// New requests: each has a permit.
+pub(crate) const REQUESTS: Lane = Lane(0);
+/// Cancels: a client's, a slow client's and an operator's for each request at most, while it is in flight or its end is under way.
+pub(crate) const CANCELS: Lane = Lane(1);
+/// News of the delivery axis; may be left out.
+pub(crate) const DELIVERY: Lane = Lane(2);
+/// What replicas say, a turn an entry. A replica waits for room here.
+pub(crate) const REPLICAS: Lane = Lane(3);
+/// Replicas that come and go, drain, shutdown.
+pub(crate) const CONTROL: Lane = Lane(4);
+
+/// Turns of one replica that may wait here.
+const TURNS_PER_REPLICA: usize = 256;
+
+/// Bounds of the lanes.
+pub(crate) fn lanes(requests_max: usize, replicas: usize) -> [usize; 5] {
+    [requests_max, 6 * requests_max, 3 * requests_max, TURNS_PER_REPLICA * replicas, 16 + 8 * replicas]
+}
+
+/// Why the gateway loop wakes up.
+pub(crate) enum GatewayWake {
+    /// A request was handed in.
+    Submit { context: Arc<RequestContext>, writer: StreamWriter },
+    /// A request is to end early.
+    Cancel { request: RequestId, cause: CancelCause },
+    /// Something happened on the delivery axis.
+    Delivery { request: RequestId, event: DeliveryEvent },
+    /// What a replica says, in order.
+    Replica { replica: ReplicaId, epoch: ReplicaEpoch, messages: Vec<FromReplica> },
+    /// A replica is ready.
+    ReplicaUp(ReplicaFacts),
+    /// A replica is gone with everything on it; `lost` when it will not come back in this process.
+    ReplicaDown { replica: ReplicaId, epoch: ReplicaEpoch, lost: bool },
+    /// Nothing new enters.
+    Drain,
+    /// Everything ends.
+    CancelAll(CancelCause),
+    /// Everything ends, then the loops.
+    Shutdown,
+}
+
+/// See the module.
+pub(crate) struct GatewayLoop {
+    wiring: Arc<Wiring>,
+    machine: Gateway,
+    policies: Box<dyn Policies + Send>,
+    effects: GatewayEffects,
+    /// Messages of the step that is being carried out. Sent last: clients hear of a placement before the replica does, so that no text
+    /// can overtake it.
+    sends: Vec<(ReplicaId, ReplicaEpoch, ToReplica)>,
+    /// Requests that arrived and have not ended.
+    requests: HashMap<RequestId, Tracked>,
+    /// Set by shutdown: the loop ends when nothing runs any more, and then at the latest.
+    stop_at: Option<Instant>,
+    /// Replicas that will not come back.
+    replicas_lost: usize,
+}
+
+/// What the driver knows of a request beside the machine.
+struct Tracked {
+    context: Arc<RequestContext>,
+    /// Where it is placed.
+    placed: Option<ReplicaId>,
+    /// When the first cancel for it came.
+    cancelled_at: Option<Instant>,
+}
+
+impl GatewayLoop {
+    pub fn new(wiring: Arc<Wiring>, config: GatewayConfig) -> Self {
+        let policies = wiring.build_policies(Machine::Gateway);
+        let machine = Gateway::new(config, wiring.clock.now());
+        Self {
+            wiring,
+            machine,
+            policies,
+            effects: GatewayEffects::new(),
+            sends: Vec::new(),
+            requests: HashMap::new(),
+            stop_at: None,
+            replicas_lost: 0,
+        }
+    }
+
+    /// Runs until shutdown. A panic ends the engine: every request fails, and liveness says so.
+    pub fn run(mut self) {
+        if catch_unwind(AssertUnwindSafe(|| self.serve())).is_err() {
+            tracing::error!(
+                requests = self.requests.len(),
+                "the gateway loop panicked: every request fails and the engine is dead"
+            );
+            self.wiring.die();
+        }
+        self.wiring.gateway.close();
+        let mut left = Vec::new();
+        self.wiring.gateway.take_all(&mut left, None);
+        // Dropping what is left ends the streams of requests that never got in. The other loops end once they have done what waits.
+        for replica in &self.wiring.replicas {
+            let _ = replica.try_push(replica_loop::CONTROL, ReplicaWake::Shutdown);
+        }
+        let _ = self.wiring.outputs.try_push(outputs::REQUESTS, OutputWake::Shutdown);
+    }
+
+    fn serve(&mut self) {
+        let wiring = Arc::clone(&self.wiring);
+        let mut wakes = Vec::new();
+        loop {
+            let wake_at = self.machine.next_wake().min(self.stop_at.unwrap_or(Instant::NEVER));
+            wiring.gateway.take_all(&mut wakes, wiring.clock.wake_at(wake_at));
+            if wakes.is_empty() && wiring.gateway.is_closed() {
+                return;
+            }
+            for wake in wakes.drain(..) {
+                self.handle(wake);
+            }
+            if self.replicas_lost == wiring.replicas.len() {
+                tracing::error!("no executor is left: the engine is dead");
+                wiring.board.dead.store(true, Ordering::Release);
+                return;
+            }
+            if self.stop_at.is_some_and(|at| self.requests.is_empty() || at <= wiring.clock.now()) {
+                return;
+            }
+            if self.machine.next_wake() <= wiring.clock.now() {
+                self.step(GatewayInput::Tick);
+            }
+            wiring.board.beat_ns.store(wiring.clock.now().0, Ordering::Relaxed);
+        }
+    }
+
+    fn handle(&mut self, wake: GatewayWake) {
+        match wake {
+            GatewayWake::Submit { context, writer } => self.submit(context, writer),
+            GatewayWake::Cancel { request, cause } => self.cancel(request, cause),
+            GatewayWake::Delivery { request, event } => self.step(GatewayInput::Delivery { request, event }),
+            GatewayWake::Replica { replica, epoch, messages } => {
+                for message in messages {
+                    if let FromReplica::Refuse { request, .. } = message {
+                        self.unplaced(request);
+                    }
+                    self.step(GatewayInput::Replica { replica, epoch, message });
+                }
+            }
+            GatewayWake::ReplicaUp(facts) => self.step(GatewayInput::ReplicaUp(facts)),
+            GatewayWake::ReplicaDown { replica, epoch, lost } => {
+                self.replicas_lost += usize::from(lost);
+                let placed_there =
+                    |(&request, tracked): (&RequestId, &Tracked)| (tracked.placed == Some(replica)).then_some(request);
+                for request in self.requests.iter().filter_map(placed_there).collect::<Vec<_>>() {
+                    self.unplaced(request);
+                }
+                self.step(GatewayInput::ReplicaDown { replica, epoch });
+            }
+            GatewayWake::Drain => self.step(GatewayInput::Drain),
+            GatewayWake::CancelAll(cause) => self.cancel_all(cause),
+            GatewayWake::Shutdown => {
+                self.step(GatewayInput::Drain);
+                self.cancel_all(CancelCause::Drain);
+                let patience = self.wiring.limits.drain_flush;
+                self.stop_at.get_or_insert(self.wiring.clock.now() + patience);
+            }
+        }
+    }
+
+    fn cancel_all(&mut self, cause: CancelCause) {
+        let mut all: Vec<_> = self.requests.keys().copied().collect();
+        all.sort_unstable();
+        for request in all {
+            self.cancel(request, cause);
+        }
+    }
+
+    fn submit(&mut self, context: Arc<RequestContext>, writer: StreamWriter) {
+        let manifest = Arc::clone(&context.manifest);
+        let open = OutputWake::Open { context: Arc::clone(&context), writer };
+        if self.wiring.outputs.try_push(outputs::REQUESTS, open).is_err() {
+            // The loop has ended; the writer's drop has ended the stream.
+            return;
+        }
+        self.requests.insert(manifest.request, Tracked { context, placed: None, cancelled_at: None });
+        self.wiring.board.waiting(1, i64::from(manifest.input_tokens));
+        self.step(GatewayInput::Arrive(manifest));
+    }
+
+    fn cancel(&mut self, request: RequestId, cause: CancelCause) {
+        if let Some(tracked) = self.requests.get_mut(&request) {
+            tracked.cancelled_at.get_or_insert(self.wiring.clock.now());
+        }
+        self.step(GatewayInput::Cancel { request, cause });
+    }
+
+    fn step(&mut self, input: GatewayInput) {
+        let mut effects = std::mem::take(&mut self.effects);
+        self.machine.step(self.wiring.clock.now(), input, self.policies.as_mut(), &mut effects);
+        for effect in effects.drain(..) {
+            self.carry_out(effect);
+        }
+        self.effects = effects;
+        let mut sends = std::mem::take(&mut self.sends);
+        for (replica, epoch, message) in sends.drain(..) {
+            self.send(replica, epoch, message);
+        }
+        self.sends = sends;
+    }
+
+    fn carry_out(&mut self, effect: GatewayEffect) {
+        match effect {
+            GatewayEffect::Send { replica, epoch, message } => self.sends.push((replica, epoch, message)),
+            GatewayEffect::Queued { request, max_output_tokens, degraded } => {
+                self.unplaced(request);
+                self.tell(OutputWake::Queued { request, max_output_tokens, degraded });
+            }
+            GatewayEffect::Dispatched { request, replica, generation, .. } => {
+                self.placed(request, replica);
+                let at = self.wiring.clock.now();
+                let news = OutputWake::Dispatched { request, generation, at };
+                // News only; left out when text is far behind.
+                let _ = self.wiring.outputs.try_push(outputs::NEWS, news);
+            }
+            GatewayEffect::Ended { request, outcome, usage, retry_after_ms } => {
+                self.ended(request);
+                self.tell(OutputWake::Ended { request, outcome, usage, retry_after_ms });
+            }
+            GatewayEffect::Event(event) => self.event(event),
+        }
+    }
+
+    fn send(&mut self, replica: ReplicaId, epoch: ReplicaEpoch, message: ToReplica) {
+        let wiring = Arc::clone(&self.wiring);
+        let Some(mailbox) = wiring.replica(replica) else {
+            return tracing::error!(replica = replica.0, "the gateway named a replica that does not exist");
+        };
+        let (lane, context) = match &message {
+            ToReplica::Dispatch(dispatch) => match self.requests.get(&dispatch.manifest.request) {
+                Some(tracked) => (replica_loop::WORK, Some(Arc::clone(&tracked.context))),
+                None => {
+                    return tracing::error!(request = dispatch.manifest.request.0, "dispatch of an unknown request");
+                }
+            },
+            ToReplica::Cancel { .. } | ToReplica::Policies(_) => (replica_loop::WORK, None),
+            ToReplica::Stance(_) => (replica_loop::STANCE, None),
+        };
+        let wake = ReplicaWake::Gateway { epoch, message, context };
+        let pushed =
+            if lane == replica_loop::STANCE { mailbox.push_latest(lane, wake) } else { mailbox.try_push(lane, wake) };
+        if let Err(PushError::Full(_)) = pushed {
+            // Credit bounds what can be under way to a replica, so that one of the two sides is wrong: the replica starts anew.
+            tracing::error!(replica = replica.0, "a replica's mailbox is full");
+            let _ = mailbox
+                .push_latest(replica_loop::FREEZE, ReplicaWake::Freeze { epoch, cause: FreezeCause::MailboxFull });
+        }
+    }
+
+    /// Tells the output loop; its lane has room for all of this.
+    fn tell(&self, wake: OutputWake) {
+        if let Err(PushError::Full(_)) = self.wiring.outputs.try_push(outputs::REQUESTS, wake) {
+            // Unreachable while permits bound the requests; without this event a client would hang, so the engine ends instead.
+            tracing::error!("the output loop's mailbox is full");
+            self.wiring.die();
+        }
+    }
+
+    fn event(&self, event: GatewayEvent) {
+        self.wiring.metrics.gateway_event(&event);
+        match event {
+            GatewayEvent::NoProgress => {
+                self.wiring.board.stuck.store(true, Ordering::Relaxed);
+                tracing::error!(waiting = self.wiring.board.waiting_requests.load(Ordering::Relaxed), "nothing moves");
+            }
+            GatewayEvent::ProgressResumed => {
+                self.wiring.board.stuck.store(false, Ordering::Relaxed);
+                tracing::info!("progress resumed");
+            }
+            GatewayEvent::Stance { level } => tracing::info!(level, "overload stance changed"),
+            GatewayEvent::CacheGap { replica } => tracing::warn!(replica = replica.0, "gap in cache events"),
+            _ => {}
+        }
+    }
+
+    fn placed(&mut self, request: RequestId, replica: ReplicaId) {
+        if let Some(tracked) = self.requests.get_mut(&request)
+            && tracked.placed.replace(replica).is_none()
+        {
+            self.wiring.board.waiting(-1, -i64::from(tracked.context.manifest.input_tokens));
+            self.wiring.board.placed_requests.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn unplaced(&mut self, request: RequestId) {
+        if let Some(tracked) = self.requests.get_mut(&request)
+            && tracked.placed.take().is_some()
+        {
+            self.wiring.board.waiting(1, i64::from(tracked.context.manifest.input_tokens));
+            self.wiring.board.placed_requests.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn ended(&mut self, request: RequestId) {
+        self.unplaced(request);
+        if let Some(tracked) = self.requests.remove(&request) {
+            self.wiring.board.waiting(-1, -i64::from(tracked.context.manifest.input_tokens));
+            if let Some(at) = tracked.cancelled_at {
+                self.wiring.metrics.cancelled_after(self.wiring.clock.now().since(at));
+            }
+        }
+    }
+}

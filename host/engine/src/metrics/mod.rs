@@ -1,0 +1,528 @@
+//! Counters, gauges and histograms: what happened, as typed events, in one place.
+//!
+//! Loops say *what happened* (a core event, an end, a step); this module knows which metrics that moves. Gauges that mirror a state are
+//! set from a [`Status`] when the page is asked for.
+
+mod table;
+
+use prometheus::core::Collector;
+use prometheus::{
+    Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
+};
+
+use penstock_base::{CancelCause, Duration, Failure, Generation, Outcome, Phase, Refusal};
+use penstock_sched::gateway::GatewayEvent;
+use penstock_sched::replica::ReplicaEvent;
+
+use crate::status::{ReplicaState, Status};
+
+pub use table::{DEFINITIONS, Definition, Kind, describe, describe_all};
+
+/// The engine's metrics and their registry. Cheap to record from any thread.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    waiting: IntGauge,
+    running: IntGauge,
+    kv_usage: Gauge,
+    cache_config: IntGaugeVec,
+    prompt_tokens: IntCounter,
+    generation_tokens: IntCounter,
+    prefix_queries: IntCounter,
+    prefix_hits: IntCounter,
+    preemptions: IntCounter,
+    ttft: Histogram,
+    inter_token: Histogram,
+    tpot: Histogram,
+    e2e: Histogram,
+    queue_time: Histogram,
+    prefill_time: Histogram,
+    decode_time: Histogram,
+    request_success: IntCounterVec,
+    admission: IntCounterVec,
+    verdicts: IntCounterVec,
+    ended: IntCounterVec,
+    fallbacks: IntCounterVec,
+    generation: IntGauge,
+    overload_level: IntGauge,
+    kv_blocks: IntGaugeVec,
+    evicted_blocks: IntCounter,
+    replicas: IntGaugeVec,
+    freezes: IntCounterVec,
+    in_flight: IntGauge,
+    pending_bytes: IntGauge,
+    send_buffer: IntGauge,
+    submit_refused: IntCounterVec,
+    slow_clients: IntCounter,
+    cancel_time: Histogram,
+    step_executor: Histogram,
+    step_outside: Histogram,
+    step_outside_share: Gauge,
+    step_decodes: Histogram,
+    step_prefill: Histogram,
+    stale_inputs: IntCounterVec,
+    clock_clamped: IntCounterVec,
+    cache_gaps: IntCounter,
+    held_credit: IntCounter,
+    no_progress: IntGauge,
+    discarded_tokens: IntCounter,
+    repeated_tokens: IntCounter,
+    diverged: IntCounter,
+}
+
+/// Makes metrics from definitions and registers them.
+struct Maker<'a> {
+    registry: &'a Registry,
+    model: &'a str,
+}
+
+impl Maker<'_> {
+    fn opts(&self, definition: &Definition) -> Opts {
+        Opts::new(definition.name, definition.help).const_label("model_name", self.model)
+    }
+
+    fn add<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
+        let collector = made.expect("the table's names, labels and buckets are well formed: a test makes them all");
+        self.registry
+            .register(Box::new(collector.clone()))
+            .expect("names in the table are unique: a test makes them all");
+        collector
+    }
+
+    fn counter(&self, definition: &Definition) -> IntCounter {
+        self.add(IntCounter::with_opts(self.opts(definition)))
+    }
+
+    fn counters(&self, definition: &Definition) -> IntCounterVec {
+        self.add(IntCounterVec::new(self.opts(definition), definition.labels))
+    }
+
+    fn gauge(&self, definition: &Definition) -> IntGauge {
+        self.add(IntGauge::with_opts(self.opts(definition)))
+    }
+
+    fn ratio(&self, definition: &Definition) -> Gauge {
+        self.add(Gauge::with_opts(self.opts(definition)))
+    }
+
+    fn gauges(&self, definition: &Definition) -> IntGaugeVec {
+        self.add(IntGaugeVec::new(self.opts(definition), definition.labels))
+    }
+
+    fn histogram(&self, definition: &Definition) -> Histogram {
+        let opts = HistogramOpts::from(self.opts(definition)).buckets(definition.buckets.to_vec());
+        self.add(Histogram::with_opts(opts))
+    }
+}
+
+impl Metrics {
+    /// All metrics, at zero. `model` is the `model_name` label.
+    pub fn new(model: &str) -> Self {
+        use table as t;
+        let registry = Registry::new();
+        let make = Maker { registry: &registry, model };
+        Self {
+            waiting: make.gauge(&t::REQUESTS_WAITING),
+            running: make.gauge(&t::REQUESTS_RUNNING),
+            kv_usage: make.ratio(&t::KV_USAGE),
+            cache_config: make.gauges(&t::CACHE_CONFIG),
+            prompt_tokens: make.counter(&t::PROMPT_TOKENS),
+            generation_tokens: make.counter(&t::GENERATION_TOKENS),
+            prefix_queries: make.counter(&t::PREFIX_QUERIES),
+            prefix_hits: make.counter(&t::PREFIX_HITS),
+            preemptions: make.counter(&t::PREEMPTIONS),
+            ttft: make.histogram(&t::TTFT),
+            inter_token: make.histogram(&t::INTER_TOKEN),
+            tpot: make.histogram(&t::TPOT),
+            e2e: make.histogram(&t::E2E),
+            queue_time: make.histogram(&t::QUEUE_TIME),
+            prefill_time: make.histogram(&t::PREFILL_TIME),
+            decode_time: make.histogram(&t::DECODE_TIME),
+            request_success: make.counters(&t::REQUEST_SUCCESS),
+            admission: make.counters(&t::ADMISSION),
+            verdicts: make.counters(&t::VERDICTS),
+            ended: make.counters(&t::ENDED),
+            fallbacks: make.counters(&t::FALLBACKS),
+            generation: make.gauge(&t::GENERATION),
+            overload_level: make.gauge(&t::OVERLOAD_LEVEL),
+            kv_blocks: make.gauges(&t::KV_BLOCKS),
+            evicted_blocks: make.counter(&t::EVICTED_BLOCKS),
+            replicas: make.gauges(&t::REPLICAS),
+            freezes: make.counters(&t::FREEZES),
+            in_flight: make.gauge(&t::IN_FLIGHT),
+            pending_bytes: make.gauge(&t::PENDING_BYTES),
+            send_buffer: make.gauge(&t::SEND_BUFFER),
+            submit_refused: make.counters(&t::SUBMIT_REFUSED),
+            slow_clients: make.counter(&t::SLOW_CLIENTS),
+            cancel_time: make.histogram(&t::CANCEL_TIME),
+            step_executor: make.histogram(&t::STEP_EXECUTOR),
+            step_outside: make.histogram(&t::STEP_OUTSIDE),
+            step_outside_share: make.ratio(&t::STEP_OUTSIDE_SHARE),
+            step_decodes: make.histogram(&t::STEP_DECODES),
+            step_prefill: make.histogram(&t::STEP_PREFILL),
+            stale_inputs: make.counters(&t::STALE_INPUTS),
+            clock_clamped: make.counters(&t::CLOCK_CLAMPED),
+            cache_gaps: make.counter(&t::CACHE_GAPS),
+            held_credit: make.counter(&t::HELD_CREDIT),
+            no_progress: make.gauge(&t::NO_PROGRESS),
+            discarded_tokens: make.counter(&t::DISCARDED_TOKENS),
+            repeated_tokens: make.counter(&t::REPEATED_TOKENS),
+            diverged: make.counter(&t::DIVERGED),
+            registry,
+        }
+    }
+
+    /// Where others (the HTTP edge) register theirs, so that one page shows all.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// The page in Prometheus text format, with state gauges as `status` says.
+    pub fn render(&self, status: &Status) -> String {
+        self.mirror(status);
+        let mut page = Vec::new();
+        // Encoding into memory fails only for a metric without a name, and the table has none.
+        if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut page) {
+            tracing::error!(%error, "metrics cannot be encoded");
+        }
+        String::from_utf8(page).unwrap_or_default()
+    }
+
+    fn mirror(&self, status: &Status) {
+        let ready: u64 = status.sum(|load| u64::from(load.ready_requests));
+        let total = status.sum(|load| u64::from(load.total_blocks));
+        let active = status.sum(|load| u64::from(load.active_blocks));
+        self.waiting.set(signed(status.queue.waiting_requests as u64 + ready));
+        self.running.set(signed(status.sum(|load| u64::from(load.running_requests))));
+        self.kv_usage.set(if total == 0 { 0.0 } else { active as f64 / total as f64 });
+        let block_size = status.replicas.first().map_or(0, |replica| replica.block_size_tokens);
+        self.cache_config.reset();
+        self.cache_config.with_label_values(&[&block_size.to_string(), &total.to_string()]).set(1);
+        for (state, blocks) in [
+            ("active", active),
+            ("cached", status.sum(|load| u64::from(load.cached_blocks))),
+            ("free", status.sum(|load| u64::from(load.free_blocks))),
+            ("reserved", status.sum(|load| u64::from(load.reserved_blocks))),
+        ] {
+            self.kv_blocks.with_label_values(&[state]).set(signed(blocks));
+        }
+        for state in ReplicaState::ALL {
+            let count = status.replicas.iter().filter(|replica| replica.state == state).count();
+            self.replicas.with_label_values(&[state.name()]).set(signed(count as u64));
+        }
+        self.in_flight.set(signed(status.queue.in_flight_requests as u64));
+        self.pending_bytes.set(signed(status.queue.pending_bytes as u64));
+        self.send_buffer.set(signed(status.queue.send_buffer_bytes as u64));
+        self.no_progress.set(i64::from(status.stuck));
+        let (inside, outside) = (self.step_executor.get_sample_sum(), self.step_outside.get_sample_sum());
+        self.step_outside_share.set(if outside > 0.0 { outside / (inside + outside) } else { 0.0 });
+    }
+
+    pub(crate) fn gateway_event(&self, event: &GatewayEvent) {
+        match *event {
+            GatewayEvent::Admission { verdict, .. } => {
+                let verdict = ["admit", "defer", "degrade", "reject"].get(usize::from(verdict)).copied();
+                self.verdicts.with_label_values(&[verdict.unwrap_or("other")]).inc();
+            }
+            GatewayEvent::Fallback { decision, reason } => self.fallback(decision, reason),
+            GatewayEvent::Stance { level } => self.overload_level.set(i64::from(level)),
+            GatewayEvent::HeldCredit { .. } => self.held_credit.inc(),
+            GatewayEvent::NoProgress => self.no_progress.set(1),
+            GatewayEvent::ProgressResumed => self.no_progress.set(0),
+            GatewayEvent::Stale => self.stale("gateway"),
+            GatewayEvent::ClockClamped => self.clock_clamped.with_label_values(&["gateway"]).inc(),
+            GatewayEvent::CacheGap { .. } => self.cache_gaps.inc(),
+        }
+    }
+
+    pub(crate) fn replica_event(&self, event: &ReplicaEvent) {
+        match *event {
+            ReplicaEvent::Step { decodes, prefill_tokens } => {
+                self.step_decodes.observe(f64::from(decodes));
+                self.step_prefill.observe(f64::from(prefill_tokens));
+            }
+            ReplicaEvent::PrefixLookup { queried_tokens, hit_tokens } => {
+                self.prefix_queries.inc_by(u64::from(queried_tokens));
+                self.prefix_hits.inc_by(u64::from(hit_tokens));
+            }
+            ReplicaEvent::Evicted { blocks } => self.evicted_blocks.inc_by(u64::from(blocks)),
+            ReplicaEvent::Preempted { .. } => self.preemptions.inc(),
+            ReplicaEvent::Fallback { decision, reason } => self.fallback(decision, reason),
+            ReplicaEvent::Stale => self.stale("replica"),
+            ReplicaEvent::ClockClamped => self.clock_clamped.with_label_values(&["replica"]).inc(),
+            ReplicaEvent::Broken(_) => {}
+        }
+    }
+
+    /// An input that the driver itself dropped, or that a machine called stale.
+    pub(crate) fn stale(&self, machine: &'static str) {
+        self.stale_inputs.with_label_values(&[machine]).inc();
+    }
+
+    fn fallback(&self, decision: u8, reason: u8) {
+        let decision = ["admission", "routing", "fairness", "eviction", "overload"].get(usize::from(decision)).copied();
+        self.fallbacks.with_label_values(&[decision.unwrap_or("other"), &reason.to_string()]).inc();
+    }
+
+    pub(crate) fn placed(&self, generation: Generation) {
+        self.generation.set(signed(generation.0));
+    }
+
+    pub(crate) fn frozen(&self, cause: &'static str) {
+        self.freezes.with_label_values(&[cause]).inc();
+    }
+
+    pub(crate) fn submit_refused(&self, reason: &'static str) {
+        self.submit_refused.with_label_values(&[reason]).inc();
+    }
+
+    pub(crate) fn slow_client(&self) {
+        self.slow_clients.inc();
+    }
+
+    pub(crate) fn cancelled_after(&self, took: Duration) {
+        self.cancel_time.observe(seconds(took));
+    }
+
+    pub(crate) fn step_took(&self, inside: Duration, outside: Option<Duration>) {
+        self.step_executor.observe(seconds(inside));
+        if let Some(outside) = outside {
+            self.step_outside.observe(seconds(outside));
+        }
+    }
+
+    pub(crate) fn first_token(&self, since_arrival: Duration, since_placed: Duration) {
+        self.ttft.observe(seconds(since_arrival));
+        self.prefill_time.observe(seconds(since_placed));
+    }
+
+    pub(crate) fn next_tokens(&self, tokens: usize, since_last: Duration) {
+        let each = seconds(since_last) / tokens.max(1) as f64;
+        for _ in 0..tokens {
+            self.inter_token.observe(each);
+        }
+    }
+
+    pub(crate) fn delivered(&self, tokens: usize) {
+        self.generation_tokens.inc_by(tokens as u64);
+    }
+
+    pub(crate) fn discarded(&self, tokens: usize) {
+        self.discarded_tokens.inc_by(tokens as u64);
+    }
+
+    pub(crate) fn repeated(&self, tokens: usize) {
+        self.repeated_tokens.inc_by(tokens as u64);
+    }
+
+    pub(crate) fn diverged(&self) {
+        self.diverged.inc();
+    }
+
+    /// One answer of `tokens` tokens whose first and last lie `span` apart is complete.
+    pub(crate) fn answer_ended(&self, tokens: u32, span: Duration) {
+        if tokens > 1 {
+            self.tpot.observe(seconds(span) / f64::from(tokens - 1));
+        }
+    }
+
+    pub(crate) fn request_ended(&self, end: &RequestEnd) {
+        self.e2e.observe(seconds(end.since_arrival));
+        let (outcome, detail) = outcome_labels(end.outcome);
+        self.ended.with_label_values(&[outcome, detail]).inc();
+        let finished = match end.outcome {
+            Outcome::Stop => "stop",
+            Outcome::Length => "length",
+            Outcome::Cancelled(_) | Outcome::TimedOut(_) => "abort",
+            Outcome::Refused(_) | Outcome::Failed(_) => "error",
+        };
+        self.request_success.with_label_values(&[finished]).inc();
+        self.admission.with_label_values(&[admission_outcome(end.outcome, end.placed_after.is_some()), detail]).inc();
+        if let Some(queued) = end.placed_after {
+            self.queue_time.observe(seconds(queued));
+            self.prompt_tokens.inc_by(u64::from(end.prompt_tokens));
+        }
+        if let Some(decode) = end.decode {
+            self.decode_time.observe(seconds(decode));
+        }
+    }
+}
+
+/// What is measured of one request when it is over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestEnd {
+    pub outcome: Outcome,
+    pub since_arrival: Duration,
+    /// From arrival to the last placement; none when it was never placed.
+    pub placed_after: Option<Duration>,
+    /// From the first token to the end.
+    pub decode: Option<Duration>,
+    pub prompt_tokens: u32,
+}
+
+/// The Gateway API Inference Extension's word for how a request left the gateway's queue.
+fn admission_outcome(outcome: Outcome, placed: bool) -> &'static str {
+    if placed {
+        return "Dispatched";
+    }
+    match outcome {
+        Outcome::Refused(Refusal::NoReplica) => "RejectedNoEndpoints",
+        Outcome::Refused(
+            Refusal::QueueFull
+            | Refusal::Capacity
+            | Refusal::AllBusy
+            | Refusal::Shed
+            | Refusal::TooLong
+            | Refusal::RetryStorm,
+        ) => "RejectedCapacity",
+        Outcome::Refused(_) => "RejectedOther",
+        Outcome::TimedOut(_) => "EvictedTTL",
+        Outcome::Cancelled(CancelCause::Client | CancelCause::SlowClient) => "EvictedContextCancelled",
+        Outcome::Stop | Outcome::Length | Outcome::Cancelled(CancelCause::Drain) | Outcome::Failed(_) => "EvictedOther",
+    }
+}
+
+/// An end as two labels from closed sets.
+pub fn outcome_labels(outcome: Outcome) -> (&'static str, &'static str) {
+    match outcome {
+        Outcome::Stop => ("stop", ""),
+        Outcome::Length => ("length", ""),
+        Outcome::Cancelled(cause) => (
+            "cancelled",
+            match cause {
+                CancelCause::Client => "client",
+                CancelCause::SlowClient => "slow_client",
+                CancelCause::Drain => "drain",
+            },
+        ),
+        Outcome::Refused(refusal) => ("refused", refusal_label(refusal)),
+        Outcome::TimedOut(phase) => (
+            "timed_out",
+            match phase {
+                Phase::Queue => "queue",
+                Phase::Prefill => "prefill",
+                Phase::Decode => "decode",
+            },
+        ),
+        Outcome::Failed(failure) => (
+            "failed",
+            match failure {
+                Failure::ReplicaLost => "replica_lost",
+                Failure::Executor => "executor",
+                Failure::PreemptedTooOften => "preempted_too_often",
+                Failure::NoProgress => "no_progress",
+                Failure::Internal => "internal",
+            },
+        ),
+    }
+}
+
+fn refusal_label(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::NeverFits => "never_fits",
+        Refusal::Quota => "quota",
+        Refusal::QueueFull => "queue_full",
+        Refusal::Capacity => "capacity",
+        Refusal::Deadline => "deadline",
+        Refusal::RetryStorm => "retry_storm",
+        Refusal::TooLong => "too_long",
+        Refusal::Shed => "shed",
+        Refusal::AllBusy => "all_busy",
+        Refusal::NoReplica => "no_replica",
+        Refusal::Draining => "draining",
+        // A policy names its own reasons; 65,520 possible numbers are no label.
+        Refusal::Policy(_) => "policy",
+    }
+}
+
+fn seconds(duration: Duration) -> f64 {
+    duration.0 as f64 / 1e9
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::QueueStatus;
+    use std::collections::BTreeSet;
+
+    fn quiet() -> Status {
+        Status {
+            ready: true,
+            live: true,
+            draining: false,
+            stuck: false,
+            replicas: Vec::new(),
+            queue: QueueStatus::default(),
+        }
+    }
+
+    #[test]
+    fn every_definition_is_made_and_nothing_else() {
+        let metrics = Metrics::new("demo");
+        // Labelled families show once they have a child.
+        for (family, labels) in [
+            (&metrics.request_success, &["stop"][..]),
+            (&metrics.admission, &["Dispatched", ""][..]),
+            (&metrics.verdicts, &["admit"][..]),
+            (&metrics.ended, &["stop", ""][..]),
+            (&metrics.fallbacks, &["routing", "0"][..]),
+            (&metrics.freezes, &["panic"][..]),
+            (&metrics.submit_refused, &["requests"][..]),
+            (&metrics.stale_inputs, &["gateway"][..]),
+            (&metrics.clock_clamped, &["gateway"][..]),
+        ] {
+            family.with_label_values(labels).inc();
+        }
+        let page = metrics.render(&quiet());
+        let made: BTreeSet<_> =
+            page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+        let defined: BTreeSet<_> = DEFINITIONS.iter().map(|definition| definition.name).collect();
+        assert_eq!(made, defined);
+    }
+
+    #[test]
+    fn the_document_has_one_row_a_metric_and_labels_are_bounded() {
+        let document = describe_all();
+        assert_eq!(document.lines().count(), DEFINITIONS.len() + 2);
+        for definition in DEFINITIONS {
+            assert!(!definition.labels.iter().any(|label| ["tenant", "request", "user"].contains(label)));
+            assert!(definition.buckets.is_sorted());
+            assert_eq!(definition.kind == Kind::Histogram, !definition.buckets.is_empty());
+        }
+    }
+
+    #[test]
+    fn an_end_moves_the_families_that_vllm_and_gie_users_look_at() {
+        let metrics = Metrics::new("demo");
+        metrics.request_ended(&RequestEnd {
+            outcome: Outcome::Refused(Refusal::QueueFull),
+            since_arrival: Duration::from_ms(1),
+            placed_after: None,
+            decode: None,
+            prompt_tokens: 3,
+        });
+        metrics.request_ended(&RequestEnd {
+            outcome: Outcome::Length,
+            since_arrival: Duration::from_ms(20),
+            placed_after: Some(Duration::from_ms(2)),
+            decode: Some(Duration::from_ms(10)),
+            prompt_tokens: 3,
+        });
+        let page = metrics.render(&quiet());
+        for line in [
+            "vllm:request_success_total{finished_reason=\"error\",model_name=\"demo\"} 1",
+            "vllm:request_success_total{finished_reason=\"length\",model_name=\"demo\"} 1",
+            "penstock_admission_total{model_name=\"demo\",outcome=\"RejectedCapacity\",reason=\"queue_full\"} 1",
+            "penstock_admission_total{model_name=\"demo\",outcome=\"Dispatched\",reason=\"\"} 1",
+            "vllm:prompt_tokens_total{model_name=\"demo\"} 3",
+            "vllm:request_queue_time_seconds_count{model_name=\"demo\"} 1",
+        ] {
+            assert!(page.contains(line), "{line} is missing in\n{page}");
+        }
+    }
+}

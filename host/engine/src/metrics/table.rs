@@ -1,0 +1,219 @@
+//! Every metric of the engine: name, kind, meaning, labels, buckets. `docs/metrics.md` is generated from this table.
+//!
+//! Names and meanings that vLLM and the Gateway API Inference Extension define are kept letter for letter. Labels are closed enums or
+//! capped sets; a tenant, a request id or free text is never one.
+
+use std::fmt::Write as _;
+
+/// What a metric is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Distribution.
+    Histogram,
+}
+
+/// One metric.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Definition {
+    /// Name as exported.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// One sentence: what is measured, in which unit, when.
+    pub help: &'static str,
+    /// Label names, beside `model_name`, which every metric carries.
+    pub labels: &'static [&'static str],
+    /// Upper bounds of a histogram's buckets, in the metric's unit.
+    pub buckets: &'static [f64],
+}
+
+impl Definition {
+    /// A counter.
+    pub const fn counter(name: &'static str, help: &'static str, labels: &'static [&'static str]) -> Self {
+        Self { name, kind: Kind::Counter, help, labels, buckets: &[] }
+    }
+    /// A gauge.
+    pub const fn gauge(name: &'static str, help: &'static str, labels: &'static [&'static str]) -> Self {
+        Self { name, kind: Kind::Gauge, help, labels, buckets: &[] }
+    }
+    /// A histogram.
+    pub const fn histogram(name: &'static str, help: &'static str, buckets: &'static [f64]) -> Self {
+        Self { name, kind: Kind::Histogram, help, labels: &[], buckets }
+    }
+}
+
+/// First-token times: vLLM's buckets.
+const TTFT_S: &[f64] =
+    &[0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0];
+/// Times between tokens: vLLM's buckets.
+const TOKEN_S: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0];
+/// Times of whole requests and their parts: vLLM's buckets, with a finer start.
+const REQUEST_S: &[f64] = &[
+    0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0,
+];
+/// Parts of one step.
+const STEP_S: &[f64] = &[
+    0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0,
+    2.0, 5.0,
+];
+/// Powers of two up to the largest step.
+const COUNTS: &[f64] = &[
+    1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1_024.0, 2_048.0, 4_096.0, 8_192.0, 16_384.0, 32_768.0,
+    65_536.0,
+];
+
+macro_rules! table {
+    ($($(#[$doc:meta])* $name:ident = $definition:expr;)*) => {
+        $($(#[$doc])* #[doc = "See [`DEFINITIONS`]."] pub const $name: Definition = $definition;)*
+
+        /// All metrics of the engine, in the order of the documentation.
+        pub const DEFINITIONS: &[Definition] = &[$($name),*];
+    };
+}
+
+table! {
+    REQUESTS_WAITING = Definition::gauge(
+        "vllm:num_requests_waiting",
+        "Requests that wait: in the gateway's queues and in the replicas' ready windows.",
+        &[],
+    );
+    REQUESTS_RUNNING = Definition::gauge("vllm:num_requests_running", "Requests in the replicas' batches.", &[]);
+    KV_USAGE = Definition::gauge(
+        "vllm:kv_cache_usage_perc",
+        "Referenced KV blocks over all blocks, 0 to 1. Blocks that are only cached do not count.",
+        &[],
+    );
+    CACHE_CONFIG = Definition::gauge(
+        "vllm:cache_config_info",
+        "Always 1; the labels tell the tokens of a block and the blocks of all replicas.",
+        &["block_size", "num_gpu_blocks"],
+    );
+    PROMPT_TOKENS = Definition::counter("vllm:prompt_tokens_total", "Prompt tokens of requests that ended after they ran.", &[]);
+    GENERATION_TOKENS = Definition::counter("vllm:generation_tokens_total", "Output tokens handed to clients' streams.", &[]);
+    PREFIX_QUERIES = Definition::counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", &[]);
+    PREFIX_HITS = Definition::counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", &[]);
+    PREEMPTIONS = Definition::counter("vllm:num_preemptions_total", "Sequences that gave their blocks back before their end.", &[]);
+    TTFT = Definition::histogram(
+        "vllm:time_to_first_token_seconds",
+        "From the complete request received to its first token handed to the client's stream.",
+        TTFT_S,
+    );
+    INTER_TOKEN = Definition::histogram(
+        "vllm:inter_token_latency_seconds",
+        "Between two tokens of one answer; tokens that come together share the time since the last ones.",
+        TOKEN_S,
+    );
+    TPOT = Definition::histogram(
+        "vllm:request_time_per_output_token_seconds",
+        "Of one answer: (last token - first token) / (tokens - 1); none for answers of one token.",
+        TOKEN_S,
+    );
+    E2E = Definition::histogram("vllm:e2e_request_latency_seconds", "From the complete request received to its end.", REQUEST_S);
+    QUEUE_TIME = Definition::histogram(
+        "vllm:request_queue_time_seconds",
+        "From the complete request received to its last placement, for requests that were placed.",
+        REQUEST_S,
+    );
+    PREFILL_TIME = Definition::histogram("vllm:request_prefill_time_seconds", "From the last placement to the first token.", REQUEST_S);
+    DECODE_TIME = Definition::histogram("vllm:request_decode_time_seconds", "From the first token to the end.", REQUEST_S);
+    REQUEST_SUCCESS = Definition::counter(
+        "vllm:request_success_total",
+        "Requests by how they ended: stop, length, abort (ended early by anyone) or error.",
+        &["finished_reason"],
+    );
+    ADMISSION = Definition::counter(
+        "penstock_admission_total",
+        "Requests by what became of them at the gateway, in the words of the Gateway API Inference Extension, and why.",
+        &["outcome", "reason"],
+    );
+    VERDICTS = Definition::counter("penstock_admission_verdicts_total", "Verdicts of the admission policy.", &["verdict"]);
+    ENDED = Definition::counter("penstock_requests_ended_total", "Requests by their exact end.", &["outcome", "detail"]);
+    FALLBACKS = Definition::counter(
+        "penstock_policy_fallbacks_total",
+        "Questions that the native default answered because the policy's answer was not usable.",
+        &["decision", "reason"],
+    );
+    GENERATION = Definition::gauge("penstock_policy_generation", "Generation of the policy set that placed the last request.", &[]);
+    OVERLOAD_LEVEL = Definition::gauge("penstock_overload_level", "Level of the overload stance in force, 0 to 4.", &[]);
+    KV_BLOCKS = Definition::gauge("penstock_kv_blocks", "KV blocks of all replicas by state.", &["state"]);
+    EVICTED_BLOCKS = Definition::counter("penstock_evicted_blocks_total", "Blocks that left the prefix cache to make room.", &[]);
+    REPLICAS = Definition::gauge("penstock_replicas", "Replicas by state.", &["state"]);
+    FREEZES = Definition::counter("penstock_replica_freezes_total", "Replicas taken out of service, by cause.", &["cause"]);
+    IN_FLIGHT = Definition::gauge("penstock_requests_in_flight", "Submissions whose work or whose stream is not over.", &[]);
+    PENDING_BYTES = Definition::gauge("penstock_pending_bytes", "Bytes of prompts that these keep alive.", &[]);
+    SEND_BUFFER = Definition::gauge("penstock_send_buffer_bytes", "Bytes in clients' streams that wait to be read.", &[]);
+    SUBMIT_REFUSED = Definition::counter(
+        "penstock_submissions_refused_total",
+        "Submissions refused by the driver's own bounds, before the gateway saw them.",
+        &["reason"],
+    );
+    SLOW_CLIENTS = Definition::counter("penstock_slow_clients_total", "Requests cancelled because their client read too slowly.", &[]);
+    CANCEL_TIME = Definition::histogram(
+        "penstock_cancel_seconds",
+        "From a cancel's arrival to the end of all work for its request.",
+        STEP_S,
+    );
+    STEP_EXECUTOR = Definition::histogram("penstock_step_executor_seconds", "Time of one step inside the executor.", STEP_S);
+    STEP_OUTSIDE = Definition::histogram(
+        "penstock_step_outside_seconds",
+        "Time between two steps in which the executor had nothing to do although the next step followed from the last.",
+        STEP_S,
+    );
+    STEP_OUTSIDE_SHARE = Definition::gauge(
+        "penstock_step_outside_ratio",
+        "Share of busy step time outside the executor since the start, 0 to 1.",
+        &[],
+    );
+    STEP_DECODES = Definition::histogram("penstock_step_decode_rows", "Decode rows of one step.", COUNTS);
+    STEP_PREFILL = Definition::histogram("penstock_step_prefill_tokens", "Prefill tokens of one step.", COUNTS);
+    STALE_INPUTS = Definition::counter(
+        "penstock_stale_inputs_total",
+        "Inputs of an old epoch, or about a request or sequence that is over: counted, without effect.",
+        &["machine"],
+    );
+    CLOCK_CLAMPED = Definition::counter("penstock_clock_clamped_total", "Times the clock seemed to run backwards.", &["machine"]);
+    CACHE_GAPS = Definition::counter("penstock_cache_event_gaps_total", "Gaps seen in replicas' cache events.", &[]);
+    HELD_CREDIT = Definition::counter("penstock_held_credits_total", "Times a replica's credit was kept for a request that did not fit.", &[]);
+    NO_PROGRESS = Definition::gauge("penstock_no_progress", "1 while work waits, a replica is ready and nothing moves.", &[]);
+    DISCARDED_TOKENS = Definition::counter(
+        "penstock_discarded_tokens_total",
+        "Tokens computed and neither delivered nor billed (behind a stop string, or for a client that left).",
+        &[],
+    );
+    REPEATED_TOKENS = Definition::counter(
+        "penstock_repeated_tokens_total",
+        "Tokens computed again after a replica was lost; the client has them already.",
+        &[],
+    );
+    DIVERGED = Definition::counter(
+        "penstock_diverged_sequences_total",
+        "Sequences whose repeated tokens differ from the first ones: the executor is not row-invariant.",
+        &[],
+    );
+}
+
+/// The table as a Markdown document.
+pub fn describe_all() -> String {
+    describe(DEFINITIONS)
+}
+
+/// Some definitions as Markdown table rows below one heading line.
+pub fn describe(definitions: &[Definition]) -> String {
+    let mut out = String::from("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
+    for definition in definitions {
+        let kind = match definition.kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        };
+        let labels = definition.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
+        writeln!(out, "| `{}` | {kind} | {labels} | {} |", definition.name, definition.help).expect("a string grows");
+    }
+    out
+}

@@ -1,0 +1,590 @@
+//! One replica's loop: drives its machine, its executor, and what becomes of its tokens.
+//!
+//! When the machine panics or says that an invariant is broken, this replica alone is frozen: the gateway is told that this epoch is
+//! gone, steps in flight are awaited, the executor's slots are dropped, and a new machine starts with the next epoch.
+//!
+//! ```text
+//! Serving ──panic, broken invariant, full mailbox──► Frozen ──steps are back, slots dropped──► Serving (next epoch)
+//!    └──executor lost, or frozen too often──► Lost
+//! ```
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use penstock_base::limits::INFLIGHT_MAX;
+use penstock_base::plan::{BatchFailure, Plan, PlanOp, RowDone};
+use penstock_base::{BatchId, Duration, GatewayEpoch, Instant, ReplicaEpoch, RequestId, SeqId, Slot};
+use penstock_exec::{BatchResult, ExecError, RowResult, SampledToken, SlotOpening, Step};
+use penstock_policy_api::Policies;
+use penstock_sched::gateway::ReplicaFacts;
+use penstock_sched::message::{FromReplica, Load, ToReplica};
+use penstock_sched::replica::{Replica, ReplicaConfig, ReplicaEffect, ReplicaEffects, ReplicaEvent, ReplicaInput};
+
+use crate::config::Machine;
+use crate::context::RequestContext;
+use crate::executor_loop::{STEPS, StepOrder, StepOutcome, panic_text};
+use crate::gateway_loop::{self, GatewayWake};
+use crate::latch::Latch;
+use crate::mailbox::{Lane, Mailbox};
+use crate::outputs::{self, OutputWake, Turn, TurnItem};
+use crate::status::ReplicaState;
+use crate::wiring::Wiring;
+
+/// Dispatches and cancels of the gateway, which does not wait.
+pub(crate) const WORK: Lane = Lane(0);
+/// The newest stance.
+pub(crate) const STANCE: Lane = Lane(1);
+/// What the output loop found in the text; it does not wait.
+pub(crate) const FEEDBACK: Lane = Lane(2);
+/// Computed steps.
+pub(crate) const RESULTS: Lane = Lane(3);
+/// An order to freeze.
+pub(crate) const FREEZE: Lane = Lane(4);
+/// Shutdown.
+pub(crate) const CONTROL: Lane = Lane(5);
+
+/// Freezes within [`FREEZE_WINDOW`] after which a replica is given up: what breaks it comes back.
+const FREEZES_MAX: usize = 5;
+/// See [`FREEZES_MAX`].
+const FREEZE_WINDOW: Duration = Duration::from_s(60);
+
+/// Bounds of the lanes for a replica with this configuration among `replicas`.
+pub(crate) fn lanes(config: &ReplicaConfig, replicas: usize) -> [usize; 6] {
+    // Credit bounds the dispatches under way; each may be cancelled, and so may what runs. This loop takes everything that waits before
+    // it hands over a turn, so that feedback cannot outnumber the turns that wait at the output loop, but for the two at its ends.
+    let granted = config.slots as usize + config.ready_window;
+    [4 * granted + 64, 1, outputs::TURNS_PER_REPLICA * replicas + 2, INFLIGHT_MAX + 1, 1, 8]
+}
+
+/// Why a replica's loop wakes up.
+#[derive(Debug)]
+pub(crate) enum ReplicaWake {
+    /// The gateway says something to this incarnation.
+    Gateway { epoch: ReplicaEpoch, message: ToReplica, context: Option<Arc<RequestContext>> },
+    /// A step is computed.
+    Computed(StepOutcome),
+    /// Ends and keys that the output loop found.
+    Feedback { epoch: ReplicaEpoch, inputs: Vec<ReplicaInput> },
+    /// Start anew.
+    Freeze { epoch: ReplicaEpoch, cause: FreezeCause },
+    /// The loop ends.
+    Shutdown,
+}
+
+/// Why a replica is taken out of service.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FreezeCause {
+    /// The machine panicked: an overflow or an index out of range.
+    Panic,
+    /// The machine says that an invariant does not hold.
+    Broken(&'static str),
+    /// A mailbox that cannot fill was full.
+    MailboxFull,
+    /// The executor answered something else than it was asked.
+    Executor(&'static str),
+    /// The executor's state is lost.
+    ExecutorLost,
+}
+
+impl FreezeCause {
+    /// As a metric label.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Panic => "panic",
+            Self::Broken(_) => "invariant",
+            Self::MailboxFull => "mailbox",
+            Self::Executor(_) => "executor_answer",
+            Self::ExecutorLost => "executor_lost",
+        }
+    }
+}
+
+/// What a replica's loop does now.
+enum Life {
+    /// The machine runs.
+    Serving(Box<Replica>),
+    /// Steps of the old epoch are awaited.
+    Frozen,
+    /// Nothing will come back.
+    Lost,
+}
+
+/// One request as this replica's driver knows it: what its sequences' slots start from.
+struct Placed {
+    context: Arc<RequestContext>,
+    attempt: u16,
+    /// Output tokens of each sequence that count; none of one that has ended.
+    outputs: Box<[Option<Vec<u32>>]>,
+}
+
+impl Placed {
+    /// Output of a sequence that lives.
+    fn output(&mut self, index: u16) -> Option<&mut Vec<u32>> {
+        self.outputs.get_mut(usize::from(index))?.as_mut()
+    }
+}
+
+/// See the module.
+pub(crate) struct ReplicaLoop {
+    wiring: Arc<Wiring>,
+    steps: Arc<Mailbox<StepOrder>>,
+    /// The configuration of the running epoch.
+    config: ReplicaConfig,
+    gateway: GatewayEpoch,
+    life: Life,
+    policies: Box<dyn Policies + Send>,
+    effects: ReplicaEffects,
+    requests: HashMap<RequestId, Placed>,
+    /// Slots open at the executor; ordered, so that a reset is the same every time.
+    slots: BTreeSet<Slot>,
+    /// Steps at the executor.
+    inflight: usize,
+    /// The step at the executor drops what a frozen epoch left behind.
+    resetting: bool,
+    /// Rows of the batch that is being reported.
+    reported: Option<BatchResult>,
+    /// For the output loop, at the end of the turn.
+    items: Vec<TurnItem>,
+    /// For the gateway, at the end of the turn.
+    messages: Vec<FromReplica>,
+    /// Set by an effect; carried out after the step.
+    freeze: Option<FreezeCause>,
+    /// When this replica was frozen lately.
+    freezes: VecDeque<Instant>,
+    /// Told once the first machine runs.
+    started: Arc<Latch>,
+}
+
+impl ReplicaLoop {
+    pub fn new(
+        wiring: Arc<Wiring>,
+        steps: Arc<Mailbox<StepOrder>>,
+        config: ReplicaConfig,
+        gateway: GatewayEpoch,
+        started: Arc<Latch>,
+    ) -> Self {
+        let policies = wiring.build_policies(Machine::Replica(config.replica.0));
+        Self {
+            wiring,
+            steps,
+            config,
+            gateway,
+            life: Life::Frozen,
+            policies,
+            effects: ReplicaEffects::new(),
+            requests: HashMap::new(),
+            slots: BTreeSet::new(),
+            inflight: 0,
+            resetting: false,
+            reported: None,
+            items: Vec::new(),
+            messages: Vec::new(),
+            freeze: None,
+            freezes: VecDeque::new(),
+            started,
+        }
+    }
+
+    /// Runs until shutdown.
+    pub fn run(mut self) {
+        self.serve();
+        self.steps.close();
+        if let Some(mailbox) = self.wiring.replica(self.config.replica) {
+            mailbox.close();
+        }
+    }
+
+    fn serve(&mut self) {
+        let wiring = Arc::clone(&self.wiring);
+        let Some(mailbox) = wiring.replica(self.config.replica) else { return };
+        self.start();
+        self.flush();
+        self.started.signal();
+        let mut wakes = Vec::new();
+        loop {
+            let next = self.next_wake();
+            mailbox.take_all(&mut wakes, wiring.clock.wake_at(next));
+            if wakes.is_empty() && mailbox.is_closed() {
+                return;
+            }
+            for wake in wakes.drain(..) {
+                if matches!(wake, ReplicaWake::Shutdown) {
+                    return;
+                }
+                self.handle(wake);
+            }
+            if self.next_wake() <= wiring.clock.now() {
+                self.step(ReplicaInput::Tick);
+            }
+            self.flush();
+        }
+    }
+
+    fn next_wake(&self) -> Instant {
+        match &self.life {
+            Life::Serving(machine) => machine.next_wake(),
+            Life::Frozen | Life::Lost => Instant::NEVER,
+        }
+    }
+
+    /// Starts a machine for the epoch of the configuration.
+    fn start(&mut self) {
+        let now = self.wiring.clock.now();
+        match catch_unwind(AssertUnwindSafe(|| Replica::new(self.config.clone(), now))) {
+            Ok(machine) => self.life = Life::Serving(Box::new(machine)),
+            Err(panic) => return self.freeze_now(FreezeCause::Panic, Some(panic_text(panic.as_ref()))),
+        }
+        let config = &self.config;
+        let (replica, epoch) = (config.replica, config.epoch);
+        let facts = ReplicaFacts {
+            replica,
+            epoch,
+            role_code: 3,
+            total_blocks: config.blocks,
+            slots: config.slots,
+            round_tokens: config.step_tokens,
+            context_tokens_max: config.context_tokens_max,
+            speed_ppm: 1_000_000,
+            zone_rank: 0,
+        };
+        self.wiring.board.update_replica(replica, |status| {
+            status.epoch = epoch;
+            status.state = ReplicaState::Ready;
+        });
+        tracing::info!(replica = replica.0, epoch = epoch.0, "replica is ready");
+        let _ = self.wiring.gateway.push_waiting(gateway_loop::CONTROL, GatewayWake::ReplicaUp(facts));
+        self.step(ReplicaInput::GatewayUp(self.gateway));
+    }
+
+    fn handle(&mut self, wake: ReplicaWake) {
+        match wake {
+            ReplicaWake::Gateway { epoch, message, context } => {
+                if epoch != self.config.epoch || !self.serves() {
+                    return self.wiring.metrics.stale("replica");
+                }
+                if let (ToReplica::Dispatch(dispatch), Some(context)) = (&message, context) {
+                    self.admit(context, dispatch.attempt);
+                }
+                self.step(ReplicaInput::Gateway { gateway: self.gateway, message });
+            }
+            ReplicaWake::Computed(outcome) => self.computed(outcome),
+            ReplicaWake::Feedback { epoch, inputs } => {
+                if epoch != self.config.epoch {
+                    return self.wiring.metrics.stale("replica");
+                }
+                for input in inputs {
+                    self.step(input);
+                }
+            }
+            ReplicaWake::Freeze { epoch, cause } => {
+                if epoch == self.config.epoch && self.serves() {
+                    self.freeze_now(cause, None);
+                }
+            }
+            ReplicaWake::Shutdown => {}
+        }
+    }
+
+    fn serves(&self) -> bool {
+        matches!(self.life, Life::Serving(_))
+    }
+
+    /// Knows a request before its dispatch reaches the machine.
+    fn admit(&mut self, context: Arc<RequestContext>, attempt: u16) {
+        let outputs = (0..context.manifest.sequences).map(|_| Some(Vec::new())).collect();
+        self.requests.insert(context.request(), Placed { context, attempt, outputs });
+    }
+
+    /// Advances the machine. A panic in it, or in carrying out its effects, freezes this replica and nothing else.
+    fn step(&mut self, input: ReplicaInput) {
+        let now = self.wiring.clock.now();
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            let Life::Serving(machine) = &mut self.life else { return };
+            let mut effects = std::mem::take(&mut self.effects);
+            machine.step(now, input, self.policies.as_mut(), &mut effects);
+            for effect in effects.drain(..) {
+                self.carry_out(effect);
+            }
+            self.effects = effects;
+        }));
+        match done {
+            Err(panic) => self.freeze_now(FreezeCause::Panic, Some(panic_text(panic.as_ref()))),
+            Ok(()) => {
+                if let Some(cause) = self.freeze.take() {
+                    self.freeze_now(cause, None);
+                }
+            }
+        }
+    }
+
+    fn carry_out(&mut self, effect: ReplicaEffect) {
+        match effect {
+            ReplicaEffect::Submit(plan) => self.submit(plan),
+            ReplicaEffect::Send { message, .. } => self.send(message),
+            ReplicaEffect::Deliver { seq, batch, row, tokens, first } => self.deliver(seq, batch, row, tokens, first),
+            ReplicaEffect::SequenceEnded { seq, outcome, tokens } => {
+                let Some(placed) = self.requests.get_mut(&seq.request) else { return };
+                if let Some(output) = placed.outputs.get_mut(usize::from(seq.index)) {
+                    *output = None;
+                }
+                self.items.push(TurnItem::SequenceEnded { seq, attempt: placed.attempt, outcome, tokens });
+            }
+            ReplicaEffect::Event(event) => {
+                self.wiring.metrics.replica_event(&event);
+                if let ReplicaEvent::Broken(which) = event {
+                    self.freeze.get_or_insert(FreezeCause::Broken(which));
+                }
+            }
+        }
+    }
+
+    fn submit(&mut self, plan: Plan) {
+        let mut openings = Vec::new();
+        for op in &plan.ops {
+            let PlanOp::OpenSlot { slot, seq } = *op else { continue };
+            let placed = self.requests.get_mut(&seq.request);
+            let Some((placed, generated)) = placed.and_then(|placed| {
+                let generated = placed.output(seq.index)?.clone();
+                Some((placed, generated))
+            }) else {
+                self.freeze.get_or_insert(FreezeCause::Broken("slot_of_unknown_sequence"));
+                return;
+            };
+            let prompt = Arc::clone(&placed.context.prompt);
+            let params = Arc::clone(&placed.context.sampling[usize::from(seq.index)]);
+            openings.push(SlotOpening { slot, seq, prompt, generated, params });
+        }
+        let follows = self.inflight > 0 || self.reported.is_some();
+        self.order(StepOrder { step: Step { plan, openings }, follows });
+    }
+
+    fn order(&mut self, order: StepOrder) {
+        self.inflight += 1;
+        if self.steps.try_push(STEPS, order).is_err() {
+            self.inflight -= 1;
+            self.freeze.get_or_insert(FreezeCause::Broken("more_steps_than_allowed"));
+        }
+    }
+
+    /// Follows what the executor holds open.
+    fn note_slots(&mut self, plan: &Plan) {
+        for op in &plan.ops {
+            match *op {
+                PlanOp::OpenSlot { slot, .. } => _ = self.slots.insert(slot),
+                PlanOp::DropSlot { slot } => _ = self.slots.remove(&slot),
+                PlanOp::SetBlock { .. } | PlanOp::CopyBlock { .. } => {}
+            }
+        }
+    }
+
+    fn send(&mut self, message: FromReplica) {
+        match message {
+            FromReplica::Ended { request, attempt, outcome, usage } => {
+                if let Some(placed) = self.requests.remove(&request) {
+                    self.items.push(TurnItem::Ended { context: placed.context, attempt, outcome, usage });
+                    return;
+                }
+            }
+            FromReplica::Refuse { request, .. } => _ = self.requests.remove(&request),
+            FromReplica::Report(report) => {
+                self.wiring.board.update_replica(self.config.replica, |status| status.load = report.load);
+            }
+            _ => {}
+        }
+        self.messages.push(message);
+    }
+
+    fn deliver(&mut self, seq: SeqId, batch: BatchId, row: u32, tokens: u16, first: u32) {
+        let row = self
+            .reported
+            .as_mut()
+            .filter(|reported| reported.batch == batch)
+            .and_then(|r| r.rows.get_mut(row as usize));
+        let placed = self.requests.get_mut(&seq.request);
+        let attempt = placed.as_ref().map_or(0, |placed| placed.attempt);
+        let (Some(row), Some(output)) = (row, placed.and_then(|placed| placed.output(seq.index))) else {
+            self.freeze.get_or_insert(FreezeCause::Broken("delivery_of_unknown_row"));
+            return;
+        };
+        let mut delivered: Vec<SampledToken> = std::mem::take(&mut row.tokens);
+        delivered.truncate(usize::from(tokens));
+        output.truncate(first as usize);
+        output.extend(delivered.iter().map(|token| token.id));
+        self.items.push(TurnItem::Tokens { seq, attempt, first, tokens: delivered });
+    }
+
+    fn computed(&mut self, outcome: StepOutcome) {
+        self.inflight -= 1;
+        let StepOutcome { step, applied, result, took, outside } = outcome;
+        if applied {
+            self.note_slots(&step.plan);
+        }
+        if !self.serves() {
+            return self.came_back(result.err());
+        }
+        if !step.plan.rows.is_empty() {
+            self.wiring.metrics.step_took(took, outside);
+        }
+        match result {
+            Err(ExecError { failure: BatchFailure::Executor, message }) => {
+                tracing::error!(replica = self.config.replica.0, message, "the executor is lost");
+                self.freeze_now(FreezeCause::ExecutorLost, None);
+            }
+            Err(ExecError { failure, message }) => {
+                tracing::error!(replica = self.config.replica.0, batch = step.plan.batch.0, message, "a step failed");
+                let (rows, done) = (Vec::new(), Vec::new());
+                self.step(ReplicaInput::BatchFailed { batch: step.plan.batch, failure, rows, done });
+            }
+            Ok(result) => match faults(&step.plan, &result) {
+                Some(fault) => self.freeze_now(FreezeCause::Executor(fault), None),
+                None => self.report(result, took),
+            },
+        }
+        if let Life::Serving(machine) = &mut self.life {
+            machine.recycle(step.plan);
+        }
+    }
+
+    /// Tells the machine of a batch whose rows are as asked for.
+    fn report(&mut self, result: BatchResult, took: Duration) {
+        let batch = result.batch;
+        let row_done = |row: &RowResult| RowDone {
+            seq: row.seq,
+            accepted: if row.failed { 0 } else { row.tokens.len() as u16 },
+            stop: row.stop && !row.failed,
+        };
+        let done = result.rows.iter().map(row_done).collect();
+        let failed = |(index, row): (usize, &RowResult)| row.failed.then_some(index as u32);
+        let rows: Vec<u32> = result.rows.iter().enumerate().filter_map(failed).collect();
+        let offered: usize = result.rows.iter().map(|row| row.tokens.len()).sum();
+        self.reported = Some(result);
+        let before = self.items.len();
+        self.step(if rows.is_empty() {
+            ReplicaInput::BatchDone { batch, rows: done, took }
+        } else {
+            ReplicaInput::BatchFailed { batch, failure: BatchFailure::Rows, rows, done }
+        });
+        self.reported = None;
+        let delivered = |item: &TurnItem| if let TurnItem::Tokens { tokens, .. } = item { tokens.len() } else { 0 };
+        let delivered: usize = self.items.iter().skip(before).map(delivered).sum();
+        self.wiring.metrics.discarded(offered.saturating_sub(delivered));
+    }
+
+    /// Hands over what this turn brought. Waits when the receivers are far behind.
+    fn flush(&mut self) {
+        let (replica, epoch) = (self.config.replica, self.config.epoch);
+        if !self.items.is_empty() {
+            let turn = Turn { replica, epoch, items: std::mem::take(&mut self.items) };
+            // Both fail only when the receiving loop has ended.
+            let _ = self.wiring.outputs.push_waiting(outputs::TURNS, OutputWake::Turn(turn));
+        }
+        if !self.messages.is_empty() {
+            let messages = std::mem::take(&mut self.messages);
+            let wake = GatewayWake::Replica { replica, epoch, messages };
+            let _ = self.wiring.gateway.push_waiting(gateway_loop::REPLICAS, wake);
+        }
+    }
+
+    /// Takes this epoch out of service. What it has said before still counts.
+    fn freeze_now(&mut self, cause: FreezeCause, panic: Option<&str>) {
+        let (replica, epoch) = (self.config.replica, self.config.epoch);
+        self.freeze = None;
+        self.effects.clear();
+        self.reported = None;
+        self.flush();
+        let now = self.wiring.clock.now();
+        self.freezes.push_back(now);
+        self.freezes.retain(|&at| now.since(at) <= FREEZE_WINDOW);
+        let lost = cause == FreezeCause::ExecutorLost || self.freezes.len() > FREEZES_MAX;
+        self.dump(cause, panic, lost);
+        self.wiring.metrics.frozen(cause.name());
+        self.life = if lost { Life::Lost } else { Life::Frozen };
+        self.requests.clear();
+        let state = if lost { ReplicaState::Lost } else { ReplicaState::Frozen };
+        self.wiring.board.update_replica(replica, |status| {
+            status.state = state;
+            status.load = Load::default();
+        });
+        let down = GatewayWake::ReplicaDown { replica, epoch, lost };
+        let _ = self.wiring.gateway.push_waiting(gateway_loop::CONTROL, down);
+        if self.inflight == 0 {
+            self.reset();
+        }
+    }
+
+    /// Everything that helps to find the cause, and nothing that a client wrote.
+    fn dump(&self, cause: FreezeCause, panic: Option<&str>, lost: bool) {
+        let digest = match &self.life {
+            Life::Serving(machine) => catch_unwind(AssertUnwindSafe(|| machine.decision_digest())).ok(),
+            Life::Frozen | Life::Lost => None,
+        };
+        tracing::error!(
+            replica = self.config.replica.0,
+            epoch = self.config.epoch.0,
+            ?cause,
+            panic,
+            lost,
+            digest = ?digest,
+            requests = self.requests.len(),
+            slots = self.slots.len(),
+            inflight = self.inflight,
+            "a replica is frozen"
+        );
+    }
+
+    /// A step of a frozen epoch is back.
+    fn came_back(&mut self, error: Option<ExecError>) {
+        if let Some(error) = error.filter(|error| error.failure == BatchFailure::Executor || self.resetting) {
+            let (replica, epoch) = (self.config.replica, self.config.epoch);
+            tracing::error!(replica = replica.0, message = error.message, "the executor is lost");
+            self.wiring.metrics.frozen(FreezeCause::ExecutorLost.name());
+            self.wiring.board.update_replica(replica, |status| status.state = ReplicaState::Lost);
+            if !matches!(std::mem::replace(&mut self.life, Life::Lost), Life::Lost) {
+                let down = GatewayWake::ReplicaDown { replica, epoch, lost: true };
+                let _ = self.wiring.gateway.push_waiting(gateway_loop::CONTROL, down);
+            }
+        }
+        if self.inflight == 0 {
+            self.reset();
+        }
+    }
+
+    /// Drops the executor's slots, then starts the next epoch.
+    fn reset(&mut self) {
+        if !matches!(self.life, Life::Frozen) {
+            return;
+        }
+        if self.slots.is_empty() {
+            self.resetting = false;
+            self.config.epoch = ReplicaEpoch(self.config.epoch.0 + 1);
+            self.policies = self.wiring.build_policies(Machine::Replica(self.config.replica.0));
+            return self.start();
+        }
+        self.resetting = true;
+        let ops = self.slots.iter().map(|&slot| PlanOp::DropSlot { slot }).collect();
+        let plan = Plan { batch: BatchId(0), ops, rows: Vec::new() };
+        self.order(StepOrder { step: Step { plan, openings: Vec::new() }, follows: false });
+    }
+}
+
+/// Does the result answer what was asked? The first thing that does not fit.
+fn faults(plan: &Plan, result: &BatchResult) -> Option<&'static str> {
+    if result.batch != plan.batch {
+        return Some("another batch");
+    }
+    if result.rows.len() != plan.rows.len() {
+        return Some("another number of rows");
+    }
+    plan.rows.iter().zip(&result.rows).find_map(|(asked, got)| {
+        if (asked.slot, asked.seq) != (got.slot, got.seq) {
+            Some("a row of another sequence")
+        } else if got.tokens.len() > usize::from(asked.sample) + usize::from(asked.drafts) {
+            Some("more tokens than asked for")
+        } else if asked.sample && got.tokens.is_empty() && !got.failed {
+            Some("no token where one was asked for")
+        } else {
+            None
+        }
+    })
+}

@@ -1,0 +1,487 @@
+//! One client's stream of events: a bounded buffer that the engine fills without ever waiting, and the handle that reads it.
+//!
+//! The buffer has a bound in bytes and in events. At the bound, or when a client leaves events unread for longer than the send timeout
+//! while more come, the stream takes no more text and its request is cancelled as a slow client: it ends, typed, and without a gap in the
+//! text before. Ends always fit, since there are at most `n + 1` of them.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use penstock_base::{CancelCause, Failure, Instant, Outcome, RequestId};
+use penstock_sched::gateway::DeliveryEvent;
+use penstock_sched::message::Usage;
+
+use crate::clock::Clock;
+use crate::config::EngineLimits;
+use crate::permit::Permit;
+use crate::request::{DeliveredToken, RequestEvent};
+
+/// What a stream tells the gateway of its client.
+pub(crate) trait ClientSide: Send + Sync {
+    /// The client is not interested any more.
+    fn cancel(&self, request: RequestId, cause: CancelCause);
+    /// Something happened on the delivery axis.
+    fn delivery(&self, request: RequestId, event: DeliveryEvent);
+}
+
+/// Both ends share this.
+struct Shared {
+    request: RequestId,
+    buffer: Mutex<Buffer>,
+    readable: Condvar,
+    bytes_max: usize,
+    events_max: usize,
+    send_timeout: penstock_base::Duration,
+    clock: Clock,
+    /// Unread bytes over all streams.
+    total_bytes: Arc<AtomicI64>,
+    /// The request counts as in flight until both ends are gone.
+    _permit: Permit,
+}
+
+/// What waits for the client. Changed by the writing end (appends) and the reading end (takes).
+#[derive(Default)]
+struct Buffer {
+    events: VecDeque<RequestEvent>,
+    bytes: usize,
+    /// Since when the oldest unread event lies here.
+    unread_since: Instant,
+    /// No more text is taken: the client was too slow.
+    overflowed: bool,
+    /// The last event is in.
+    ended: bool,
+    /// Nobody reads any more.
+    abandoned: bool,
+    waker: Option<Waker>,
+}
+
+/// What became of a text that was pushed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Pushed {
+    /// It is in the buffer.
+    Taken,
+    /// The buffer just reached its bound (said once); the text was dropped.
+    Overflowed,
+    /// The stream takes no more text since it overflowed.
+    Dropped,
+    /// Nobody reads any more.
+    Abandoned,
+}
+
+/// The two ends of a new stream.
+pub(crate) fn stream(
+    request: RequestId,
+    permit: Permit,
+    limits: &EngineLimits,
+    clock: Clock,
+    total_bytes: Arc<AtomicI64>,
+    client: Arc<dyn ClientSide>,
+) -> (StreamWriter, EventStream) {
+    let shared = Arc::new(Shared {
+        request,
+        buffer: Mutex::default(),
+        readable: Condvar::new(),
+        bytes_max: limits.stream_bytes_max,
+        events_max: limits.stream_events_max,
+        send_timeout: limits.send_timeout,
+        clock,
+        total_bytes,
+        _permit: permit,
+    });
+    let reader = EventStream { shared: Arc::clone(&shared), client, ended: false, acknowledged: false };
+    (StreamWriter { shared }, reader)
+}
+
+/// The engine's end. Dropping it without an end says that the engine broke.
+pub(crate) struct StreamWriter {
+    shared: Arc<Shared>,
+}
+
+impl StreamWriter {
+    /// Appends text of one answer, joined to the last unread event where that is text of the same answer.
+    pub fn text(&self, choice: u16, text: String, tokens: Vec<DeliveredToken>) -> Pushed {
+        let size = text_bytes(&text, &tokens);
+        let now = self.shared.clock.now();
+        let mut buffer = self.shared.lock();
+        if buffer.abandoned {
+            return Pushed::Abandoned;
+        }
+        if buffer.overflowed || buffer.ended {
+            return Pushed::Dropped;
+        }
+        let joins = matches!(buffer.events.back(), Some(RequestEvent::Text { choice: last, .. }) if *last == choice);
+        let late = !buffer.events.is_empty() && now.since(buffer.unread_since) > self.shared.send_timeout;
+        if late
+            || buffer.bytes.saturating_add(size) > self.shared.bytes_max
+            || (!joins && buffer.events.len() >= self.shared.events_max)
+        {
+            buffer.overflowed = true;
+            return Pushed::Overflowed;
+        }
+        match buffer.events.back_mut() {
+            Some(RequestEvent::Text { text: unread, tokens: unread_tokens, .. }) if joins => {
+                unread.push_str(&text);
+                unread_tokens.extend(tokens);
+                self.shared.grow(&mut buffer, size);
+            }
+            _ => self.shared.append(&mut buffer, RequestEvent::Text { choice, text, tokens }, now),
+        }
+        self.shared.publish(buffer);
+        Pushed::Taken
+    }
+
+    /// Appends news without text. At the bound it is left out: nothing depends on it.
+    pub fn news(&self, event: RequestEvent) {
+        let mut buffer = self.shared.lock();
+        if !buffer.overflowed && !buffer.ended && buffer.events.len() < self.shared.events_max {
+            self.shared.append(&mut buffer, event, self.shared.clock.now());
+            self.shared.publish(buffer);
+        }
+    }
+
+    /// Says that one answer is complete. At most once an answer; always fits.
+    pub fn choice_ended(&self, choice: u16, outcome: Outcome, tokens: u32) {
+        let mut buffer = self.shared.lock();
+        if !buffer.ended {
+            self.shared.append(
+                &mut buffer,
+                RequestEvent::ChoiceEnded { choice, outcome, tokens },
+                self.shared.clock.now(),
+            );
+            self.shared.publish(buffer);
+        }
+    }
+
+    /// Ends the stream. Always fits.
+    pub fn end(self, outcome: Outcome, usage: Usage, retry_after_ms: u32) {
+        self.shared.end(outcome, usage, retry_after_ms);
+    }
+}
+
+impl Drop for StreamWriter {
+    fn drop(&mut self) {
+        // A no-op after a proper end: the first end stands.
+        self.shared.end(Outcome::Failed(Failure::Internal), Usage::default(), 0);
+    }
+}
+
+impl Shared {
+    fn append(&self, buffer: &mut Buffer, event: RequestEvent, now: Instant) {
+        if buffer.abandoned {
+            return;
+        }
+        if buffer.events.is_empty() {
+            buffer.unread_since = now;
+        }
+        let size = event_bytes(&event);
+        buffer.events.push_back(event);
+        self.grow(buffer, size);
+    }
+
+    fn grow(&self, buffer: &mut Buffer, bytes: usize) {
+        buffer.bytes += bytes;
+        self.total_bytes.fetch_add(bytes as i64, Ordering::Relaxed);
+    }
+
+    /// Lets the lock go and wakes the reader.
+    fn publish(&self, mut buffer: MutexGuard<'_, Buffer>) {
+        let waker = buffer.waker.take();
+        drop(buffer);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        self.readable.notify_one();
+    }
+
+    fn end(&self, outcome: Outcome, usage: Usage, retry_after_ms: u32) {
+        let mut buffer = self.lock();
+        if !buffer.ended {
+            self.append(&mut buffer, RequestEvent::Ended { outcome, usage, retry_after_ms }, self.clock.now());
+            buffer.ended = true;
+            self.publish(buffer);
+        }
+    }
+
+    fn take(&self, buffer: &mut Buffer) -> Option<RequestEvent> {
+        let event = buffer.events.pop_front()?;
+        // Sizes add up over joins, and an event's size is the sum of its parts.
+        let size = event_bytes(&event);
+        buffer.bytes -= size;
+        buffer.unread_since = self.clock.now();
+        self.total_bytes.fetch_sub(size as i64, Ordering::Relaxed);
+        Some(event)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Buffer> {
+        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// No event came in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("no event within the time given")]
+pub struct RecvTimeout;
+
+/// The client's end of a request: its events in order, [`RequestEvent::Ended`] last and exactly once.
+///
+/// Dropping it before the end cancels the request; its work stops within one step.
+pub struct EventStream {
+    shared: Arc<Shared>,
+    client: Arc<dyn ClientSide>,
+    /// [`RequestEvent::Ended`] was taken.
+    ended: bool,
+    acknowledged: bool,
+}
+
+impl EventStream {
+    /// Which request this is.
+    pub fn request(&self) -> RequestId {
+        self.shared.request
+    }
+
+    /// The next event; none after the end. Works under any async runtime; dropping the future loses nothing.
+    pub async fn recv(&mut self) -> Option<RequestEvent> {
+        std::future::poll_fn(|context| self.poll_recv(context)).await
+    }
+
+    /// The next event, for hand-written futures and streams.
+    pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<RequestEvent>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let mut buffer = self.shared.lock();
+        match self.shared.take(&mut buffer) {
+            Some(event) => {
+                drop(buffer);
+                Poll::Ready(Some(self.taken(event)))
+            }
+            None => {
+                buffer.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// The next event if one is there.
+    pub fn try_recv(&mut self) -> Option<RequestEvent> {
+        let event = self.shared.take(&mut self.shared.lock())?;
+        Some(self.taken(event))
+    }
+
+    /// The next event, blocking the thread; none after the end.
+    pub fn recv_timeout(&mut self, timeout: std::time::Duration) -> Result<Option<RequestEvent>, RecvTimeout> {
+        if self.ended {
+            return Ok(None);
+        }
+        let deadline = std::time::Instant::now() + timeout;
+        let mut buffer = self.shared.lock();
+        let event = loop {
+            if let Some(event) = self.shared.take(&mut buffer) {
+                break event;
+            }
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            if left.is_zero() {
+                return Err(RecvTimeout);
+            }
+            buffer = self.shared.readable.wait_timeout(buffer, left).unwrap_or_else(PoisonError::into_inner).0;
+        };
+        drop(buffer);
+        Ok(Some(self.taken(event)))
+    }
+
+    /// Says that the first byte of the answer was written to the client.
+    pub fn streaming(&self) {
+        self.client.delivery(self.shared.request, DeliveryEvent::Streaming);
+    }
+
+    /// Says that the terminal event was written to the client.
+    pub fn acknowledge(&mut self) {
+        if !std::mem::replace(&mut self.acknowledged, true) {
+            self.client.delivery(self.shared.request, DeliveryEvent::Acknowledged);
+        }
+    }
+
+    /// Ends the request early for a reason other than the client's leaving; the stream still ends with its typed end.
+    pub fn cancel(&self, cause: CancelCause) {
+        self.client.cancel(self.shared.request, cause);
+    }
+
+    fn taken(&mut self, event: RequestEvent) -> RequestEvent {
+        self.ended |= matches!(event, RequestEvent::Ended { .. });
+        event
+    }
+}
+
+impl std::fmt::Debug for EventStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EventStream")
+            .field("request", &self.shared.request)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        let over = {
+            let mut buffer = self.shared.lock();
+            self.shared.total_bytes.fetch_sub(buffer.bytes as i64, Ordering::Relaxed);
+            buffer.bytes = 0;
+            buffer.events = VecDeque::new();
+            buffer.abandoned = true;
+            buffer.ended
+        };
+        if !self.acknowledged {
+            self.client.delivery(self.shared.request, DeliveryEvent::Disconnected);
+        }
+        if !over {
+            self.client.cancel(self.shared.request, CancelCause::Client);
+        }
+    }
+}
+
+/// Bytes of an event without text or tokens; what the queue entry itself takes.
+const EVENT_BYTES: usize = size_of::<RequestEvent>();
+/// Bytes of a token without its own bytes and candidates.
+const TOKEN_BYTES: usize = size_of::<DeliveredToken>();
+/// Bytes of a candidate without its own bytes.
+const CANDIDATE_BYTES: usize = size_of::<(u32, Vec<u8>, f32)>();
+
+fn event_bytes(event: &RequestEvent) -> usize {
+    match event {
+        RequestEvent::Text { text, tokens, .. } => EVENT_BYTES + text_bytes(text, tokens),
+        _ => EVENT_BYTES,
+    }
+}
+
+fn text_bytes(text: &str, tokens: &[DeliveredToken]) -> usize {
+    let token = |token: &DeliveredToken| {
+        let candidates: usize = token.top.iter().map(|(_, bytes, _)| CANDIDATE_BYTES + bytes.len()).sum();
+        TOKEN_BYTES + token.bytes.len() + candidates
+    };
+    text.len() + tokens.iter().map(token).sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::permit::Permits;
+    use penstock_base::Duration;
+    use std::time::Duration as StdDuration;
+
+    #[derive(Default)]
+    struct Told(Mutex<Vec<String>>);
+
+    impl ClientSide for Told {
+        fn cancel(&self, _: RequestId, cause: CancelCause) {
+            self.0.lock().unwrap().push(format!("cancel {cause:?}"));
+        }
+        fn delivery(&self, _: RequestId, event: DeliveryEvent) {
+            self.0.lock().unwrap().push(format!("{event:?}"));
+        }
+    }
+
+    struct Rig {
+        permits: Arc<Permits>,
+        told: Arc<Told>,
+        total: Arc<AtomicI64>,
+    }
+
+    fn rig(limits: EngineLimits) -> (Rig, StreamWriter, EventStream) {
+        let rig = Rig { permits: Permits::new(4, 100), told: Arc::default(), total: Arc::default() };
+        let permit = rig.permits.take(1).unwrap();
+        let (writer, reader) = stream(
+            RequestId(7),
+            permit,
+            &limits,
+            Clock::starting_now(),
+            Arc::clone(&rig.total),
+            Arc::clone(&rig.told) as Arc<dyn ClientSide>,
+        );
+        (rig, writer, reader)
+    }
+
+    fn token(id: u32) -> DeliveredToken {
+        DeliveredToken { id, bytes: vec![b'x'; 3], logprob: 0.0, top: vec![(1, vec![1, 2], -1.0)] }
+    }
+
+    fn texts(reader: &mut EventStream) -> (String, Vec<Outcome>) {
+        let (mut all, mut ends) = (String::new(), Vec::new());
+        while let Ok(Some(event)) = reader.recv_timeout(StdDuration::from_millis(0)) {
+            match event {
+                RequestEvent::Text { text, .. } => all.push_str(&text),
+                RequestEvent::Ended { outcome, .. } => ends.push(outcome),
+                _ => {}
+            }
+        }
+        (all, ends)
+    }
+
+    #[test]
+    fn unread_text_of_one_answer_is_joined_and_of_two_is_not() {
+        let (rig, writer, mut reader) = rig(EngineLimits::default());
+        writer.text(0, "a".into(), vec![token(1)]);
+        writer.text(0, "b".into(), vec![token(2)]);
+        writer.text(1, "c".into(), vec![]);
+        assert!(
+            matches!(reader.try_recv(), Some(RequestEvent::Text { text, tokens, .. }) if text == "ab" && tokens.len() == 2)
+        );
+        assert!(matches!(reader.try_recv(), Some(RequestEvent::Text { choice: 1, .. })));
+        assert_eq!(rig.total.load(Ordering::Relaxed), 0, "read bytes are no longer buffered");
+        writer.end(Outcome::Stop, Usage::default(), 0);
+        assert_eq!(texts(&mut reader), (String::new(), vec![Outcome::Stop]));
+        assert!(reader.recv_timeout(StdDuration::ZERO).unwrap().is_none());
+        reader.acknowledge();
+        drop(reader);
+        assert_eq!(*rig.told.0.lock().unwrap(), ["Acknowledged"]);
+        assert_eq!(rig.permits.held().requests, 0);
+    }
+
+    #[test]
+    fn at_the_bound_text_stops_without_a_gap_and_the_end_still_fits() {
+        let limits = EngineLimits { stream_bytes_max: 2 * EVENT_BYTES + 10, ..EngineLimits::default() };
+        let (_rig, writer, mut reader) = rig(limits);
+        assert_eq!(writer.text(0, "12345".into(), vec![]), Pushed::Taken);
+        let long = "x".repeat(2 * EVENT_BYTES + 10);
+        assert_eq!(writer.text(0, long, vec![]), Pushed::Overflowed);
+        assert_eq!(writer.text(0, "6".into(), vec![]), Pushed::Dropped);
+        writer.end(Outcome::Cancelled(CancelCause::SlowClient), Usage::default(), 0);
+        assert_eq!(texts(&mut reader), ("12345".into(), vec![Outcome::Cancelled(CancelCause::SlowClient)]));
+    }
+
+    #[test]
+    fn the_bound_on_events_and_the_send_timeout_bite_as_well() {
+        let (_rig, writer, _reader) = rig(EngineLimits { stream_events_max: 2, ..EngineLimits::default() });
+        assert_eq!(writer.text(0, "a".into(), vec![]), Pushed::Taken);
+        assert_eq!(writer.text(1, "b".into(), vec![]), Pushed::Taken);
+        assert_eq!(writer.text(0, "c".into(), vec![]), Pushed::Overflowed);
+
+        let (_rig, writer, _reader) = rig(EngineLimits { send_timeout: Duration::ZERO, ..EngineLimits::default() });
+        assert_eq!(writer.text(0, "a".into(), vec![]), Pushed::Taken);
+        while writer.shared.clock.now() == writer.shared.lock().unread_since {}
+        assert_eq!(writer.text(0, "b".into(), vec![]), Pushed::Overflowed);
+    }
+
+    #[test]
+    fn a_reader_that_leaves_cancels_and_its_bytes_are_forgotten() {
+        let (rig, writer, reader) = rig(EngineLimits::default());
+        writer.text(0, "a".into(), vec![token(1)]);
+        drop(reader);
+        assert_eq!(*rig.told.0.lock().unwrap(), ["Disconnected", "cancel Client"]);
+        assert_eq!(rig.total.load(Ordering::Relaxed), 0);
+        assert_eq!(writer.text(0, "b".into(), vec![]), Pushed::Abandoned);
+        assert_eq!(rig.permits.held().requests, 1, "the engine still works on it");
+        drop(writer);
+        assert_eq!(rig.permits.held().requests, 0);
+        assert_eq!(rig.total.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_writer_that_vanishes_is_an_internal_failure() {
+        let (_rig, writer, mut reader) = rig(EngineLimits::default());
+        drop(writer);
+        assert_eq!(texts(&mut reader).1, [Outcome::Failed(Failure::Internal)]);
+    }
+}

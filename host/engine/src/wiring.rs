@@ -1,0 +1,166 @@
+//! What the loops share: mailboxes, the clock, metrics and the board that status is read from.
+//!
+//! Who may wait for whom: a replica loop waits for room at the output loop and at the gateway loop, the output loop waits for room at the
+//! gateway loop, and the gateway loop waits for nobody. There is no circle, so nothing can lock up.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use penstock_base::{CancelCause, Duration, Instant, ReplicaId, RequestId};
+use penstock_policy_api::Policies;
+use penstock_sched::gateway::DeliveryEvent;
+
+use crate::clock::Clock;
+use crate::config::{EngineLimits, Machine, PolicySource};
+use crate::gateway_loop::{self, GatewayWake};
+use crate::mailbox::Mailbox;
+use crate::metrics::Metrics;
+use crate::outputs::OutputWake;
+use crate::permit::Permits;
+use crate::replica_loop::ReplicaWake;
+use crate::status::{QueueStatus, ReplicaState, ReplicaStatus, Status};
+
+/// Shared by every loop and by the engine's handle.
+pub(crate) struct Wiring {
+    pub clock: Clock,
+    pub metrics: Arc<Metrics>,
+    pub board: Board,
+    pub limits: EngineLimits,
+    pub policies: PolicySource,
+    /// Longest sequence that every replica takes.
+    pub context_tokens_max: u32,
+    pub gateway: Mailbox<GatewayWake>,
+    pub replicas: Box<[Mailbox<ReplicaWake>]>,
+    pub outputs: Mailbox<OutputWake>,
+}
+
+impl Wiring {
+    /// A fresh set of policies for one machine.
+    pub fn build_policies(&self, machine: Machine) -> Box<dyn Policies + Send> {
+        self.policies.build(machine, self.context_tokens_max)
+    }
+
+    /// The mailbox of one replica.
+    pub fn replica(&self, replica: ReplicaId) -> Option<&Mailbox<ReplicaWake>> {
+        self.replicas.get(replica.0 as usize)
+    }
+
+    /// Something broke that no replica can be blamed for: every loop ends, and with it every stream.
+    pub fn die(&self) {
+        self.board.dead.store(true, Ordering::Release);
+        self.gateway.close();
+        self.replicas.iter().for_each(Mailbox::close);
+        self.outputs.close();
+    }
+
+    /// Asks the gateway to end a request.
+    pub fn cancel(&self, request: RequestId, cause: CancelCause) {
+        let wake = GatewayWake::Cancel { request, cause };
+        if self.gateway.try_push(gateway_loop::CANCELS, wake).is_err() {
+            // The lane has room for every cancel that can be under way, so that only an ended loop refuses.
+            tracing::debug!(request = request.0, ?cause, "a cancel came after the gateway loop's end");
+        }
+    }
+}
+
+impl crate::stream::ClientSide for Wiring {
+    fn cancel(&self, request: RequestId, cause: CancelCause) {
+        Wiring::cancel(self, request, cause);
+    }
+
+    fn delivery(&self, request: RequestId, event: DeliveryEvent) {
+        // News only: nothing that is computed depends on it, so it is left out when the loop is far behind.
+        let _ = self.gateway.try_push(gateway_loop::DELIVERY, GatewayWake::Delivery { request, event });
+    }
+}
+
+/// State that probes and gauges read. Written by the loops, read by anyone.
+#[derive(Debug)]
+pub(crate) struct Board {
+    /// The gateway loop ended by a panic.
+    pub dead: AtomicBool,
+    /// New work is refused.
+    pub draining: AtomicBool,
+    /// The gateway's watchdog sees no progress.
+    pub stuck: AtomicBool,
+    /// When the gateway loop last turned, in nanoseconds of the clock.
+    pub beat_ns: AtomicU64,
+    /// Requests that the gateway has and no replica.
+    pub waiting_requests: AtomicI64,
+    /// Their prompt tokens.
+    pub waiting_tokens: AtomicI64,
+    /// Requests placed and not over.
+    pub placed_requests: AtomicUsize,
+    /// Unread bytes in clients' streams.
+    pub send_buffer_bytes: Arc<AtomicI64>,
+    /// Submissions in flight.
+    pub permits: Arc<Permits>,
+    /// By replica id.
+    pub replicas: Mutex<Vec<ReplicaStatus>>,
+}
+
+/// A gateway loop that has not turned for this long is stuck: it wakes for the overload tick at least.
+const BEAT_MAX: Duration = Duration::from_s(10);
+
+impl Board {
+    /// Of an engine that has not started.
+    pub fn new(permits: Arc<Permits>, replicas: Vec<ReplicaStatus>) -> Self {
+        Self {
+            dead: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            stuck: AtomicBool::new(false),
+            beat_ns: AtomicU64::new(0),
+            waiting_requests: AtomicI64::new(0),
+            waiting_tokens: AtomicI64::new(0),
+            placed_requests: AtomicUsize::new(0),
+            send_buffer_bytes: Arc::default(),
+            permits,
+            replicas: Mutex::new(replicas),
+        }
+    }
+
+    /// Requests came to or left the gateway's queue, with their prompt tokens.
+    pub fn waiting(&self, requests: i64, tokens: i64) {
+        self.waiting_requests.fetch_add(requests, Ordering::Relaxed);
+        self.waiting_tokens.fetch_add(tokens, Ordering::Relaxed);
+    }
+
+    /// Changes what is known of one replica.
+    pub fn update_replica(&self, replica: ReplicaId, change: impl FnOnce(&mut ReplicaStatus)) {
+        let mut replicas = self.replicas.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(status) = replicas.get_mut(replica.0 as usize) {
+            change(status);
+        }
+    }
+
+    /// Everything at once.
+    pub fn status(&self, now: Instant) -> Status {
+        let replicas = self.replicas.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let live = !self.dead.load(Ordering::Acquire);
+        let draining = self.draining.load(Ordering::Acquire);
+        let beat = Instant(self.beat_ns.load(Ordering::Relaxed));
+        let stuck = self.stuck.load(Ordering::Relaxed) || now.since(beat) > BEAT_MAX;
+        let held = self.permits.held();
+        let serves = replicas.iter().any(|replica| replica.state == ReplicaState::Ready);
+        Status {
+            ready: live && serves && !draining && !stuck,
+            live,
+            draining,
+            stuck,
+            replicas,
+            queue: QueueStatus {
+                waiting_requests: unsigned(&self.waiting_requests) as usize,
+                waiting_tokens: unsigned(&self.waiting_tokens),
+                placed_requests: self.placed_requests.load(Ordering::Relaxed),
+                in_flight_requests: held.requests,
+                pending_bytes: held.bytes,
+                send_buffer_bytes: unsigned(&self.send_buffer_bytes) as usize,
+            },
+        }
+    }
+}
+
+/// A count that two threads change in turn may be read in between as less than nothing.
+fn unsigned(count: &AtomicI64) -> u64 {
+    u64::try_from(count.load(Ordering::Relaxed)).unwrap_or(0)
+}
