@@ -1,0 +1,52 @@
+//! Effects of both machines. Written only: what a replay does again is compared by digest.
+
+use penstock_base::codec::Writer;
+use penstock_sched::gateway::{GatewayEffect, GatewayEvent};
+use penstock_sched::replica::{ReplicaEffect, ReplicaEvent};
+
+use super::{Encode, choice};
+
+impl Encode for &'static str {
+    fn put(&self, out: &mut Writer) {
+        out.blob(self.as_bytes());
+    }
+}
+
+choice! { write only GatewayEffect {
+    0 => Send { replica, epoch, message },
+    1 => Queued { request, max_output_tokens, degraded },
+    2 => Dispatched { request, replica, epoch, attempt, generation },
+    3 => Ended { request, outcome, usage, retry_after_ms },
+    4 => Event(event),
+} }
+
+choice! { write only GatewayEvent {
+    0 => Admission { verdict, reason },
+    1 => Fallback { decision, reason },
+    2 => Stance { level },
+    3 => HeldCredit { replica },
+    4 => NoProgress,
+    5 => ProgressResumed,
+    6 => Stale,
+    7 => ClockClamped,
+    8 => CacheGap { replica },
+} }
+
+choice! { write only ReplicaEffect {
+    0 => Submit(plan),
+    1 => Send { gateway, message },
+    2 => Deliver { seq, batch, row, tokens, first },
+    3 => SequenceEnded { seq, outcome, tokens },
+    4 => Event(event),
+} }
+
+choice! { write only ReplicaEvent {
+    0 => Step { decodes, prefill_tokens },
+    1 => PrefixLookup { queried_tokens, hit_tokens },
+    2 => Evicted { blocks },
+    3 => Preempted { seq },
+    4 => Fallback { decision, reason },
+    5 => Stale,
+    6 => ClockClamped,
+    7 => Broken(why),
+} }
