@@ -2,7 +2,8 @@
 //!
 //! In this order: the promises of the ready window; blocks that come free when the steps in flight are done; then the policy names
 //! victims among the sequences whose blocks can be freed. A victim's tokens are computed again when it runs again. Without shortage
-//! nobody yields; a sequence yields [`PREEMPTIONS_MAX`] times at most, so that every request moves on or ends.
+//! nobody yields. A sequence yields [`PREEMPTIONS_MAX`] times at most, so that every request moves on or ends: after that it is passed
+//! over while another of its class or below may yield, and ends before a more important one has to.
 
 use penstock_base::limits::{PREEMPTIONS_MAX, STANCE_FRESH};
 use penstock_base::{ClassRank, Failure, Instant, Outcome};
@@ -77,7 +78,7 @@ impl Replica {
             if self.ask_victims(now, wanted, policies, effects) > 0 {
                 continue;
             }
-            // Nobody may yield once more.
+            // Nobody may yield whom those that may not any more would have to give way to.
             let Some(last) = self.least_important() else { return };
             self.end_short(now, last, Failure::PreemptedTooOften, effects);
         }
@@ -87,7 +88,7 @@ impl Replica {
     pub(super) fn free_for_order(&mut self, now: Instant, policies: &mut dyn Policies, effects: &mut ReplicaEffects) {
         let Some(PreemptOrder { blocks, class }) = self.preempt_order.take() else { return };
         let mut left = blocks;
-        while left > 0 {
+        while left > 0 && self.running.len() > 1 {
             let wanted = Wanted { blocks: left, cause: Cause::Overload, class, needy: None };
             let freed = self.ask_victims(now, wanted, policies, effects);
             if freed == 0 {
@@ -151,6 +152,13 @@ impl Replica {
         self.running.iter().copied().min_by_key(|entry| (class(*entry), core::cmp::Reverse(joined(*entry))))
     }
 
+    /// The lowest class of a running sequence that may not yield any more.
+    fn spent_class(&self) -> ClassRank {
+        let spent =
+            self.running.iter().map(|entry| self.sequence(*entry)).filter(|seq| seq.preemptions >= PREEMPTIONS_MAX);
+        spent.map(|seq| self.request(seq.request).class).min().unwrap_or(ClassRank::MAX)
+    }
+
     /// Asks for victims and preempts them until the shortage is covered. Blocks that came or will come free.
     fn ask_victims(
         &mut self,
@@ -179,7 +187,9 @@ impl Replica {
         self.note_fallback(penstock_policy_api::Decision::Fairness, asked.fallback, effects);
         let mut freed = 0;
         for victim in &victims {
-            if u64::from(freed) >= wanted.blocks {
+            // An overload action never stops the last one: it would start again at once.
+            let last = wanted.cause == Cause::Overload && self.running.len() <= 1;
+            if u64::from(freed) >= wanted.blocks || last {
                 break;
             }
             if let Some(row) = rows.get(victim.row as usize) {
@@ -196,6 +206,7 @@ impl Replica {
         let mut rows = core::mem::take(&mut self.scratch.rows);
         rows.clear();
         let window = policies.fairness().terms().window(self.config.victim_rows);
+        let most = if wanted.cause == Cause::Overload { wanted.class } else { wanted.class.min(self.spent_class()) };
         for entry in self.running.iter().copied() {
             if rows.len() >= window {
                 break;
@@ -203,7 +214,7 @@ impl Replica {
             let seq = self.sequence(entry);
             let request = self.request(seq.request);
             let freed_blocks = self.kv.exclusive_blocks(&seq.table);
-            let may = seq.preemptions < PREEMPTIONS_MAX && request.class <= wanted.class && freed_blocks > 0;
+            let may = seq.preemptions < PREEMPTIONS_MAX && request.class <= most && freed_blocks > 0;
             if may {
                 rows.push(RunningRow::of(seq, request, (entry, freed_blocks), (&self.config, &self.cost), now));
             }

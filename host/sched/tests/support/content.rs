@@ -37,12 +37,12 @@ fn chain(tokens: &[u32]) -> Vec<u64> {
 /// The token behind a history: a function of history, seed and output index.
 fn sample(history: u64, seed: u64, index: u32) -> u32 {
     let draw = mix(mix(history, seed), u64::from(index));
-    if draw.is_multiple_of(STOP_ONE_IN) { 0 } else { 1 + (draw / STOP_ONE_IN % (VOCABULARY - 1)) as u32 }
+    if seed != 0 && draw.is_multiple_of(STOP_ONE_IN) { 0 } else { 1 + (draw / STOP_ONE_IN % (VOCABULARY - 1)) as u32 }
 }
 
-/// Seed of one sequence of a request.
+/// Seed of one sequence of a request. Seed 0 stays 0: such a sequence never stops by itself.
 pub fn sequence_seed(seed: u64, index: u16) -> u64 {
-    mix(seed, u64::from(index))
+    if seed == 0 { 0 } else { mix(seed, u64::from(index)) }
 }
 
 /// What one sequence must put out: up to the cap, up to a stop token (not part of it), or before the first stop string.

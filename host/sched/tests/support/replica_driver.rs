@@ -1,10 +1,12 @@
 //! Drives a replica machine against the content executor and plays the clients: every promise of the machine's effects is asserted here.
 
+#![allow(dead_code, reason = "each test file uses its part")]
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use penstock_base::codec::{Reader, Writer};
-use penstock_base::plan::{BatchFailure, Plan, RowDone};
+use penstock_base::plan::{BatchFailure, Plan, PlanOp, RowDone, TokenSource};
 use penstock_base::{
     BatchId, ClassRank, DispatchNumber, Duration, FlowId, GatewayEpoch, Generation, Instant, Manifest, Outcome,
     Priority, RefuseReason, RequestId, SeqId, SessionId, TenantId, TenantTerms, Traits, TrustGroup,
@@ -90,6 +92,9 @@ pub struct Client {
     pub ends: Vec<Option<Outcome>>,
     /// How the request ended.
     pub end: Option<(Outcome, Usage)>,
+    pub label: String,
+    /// A test ended an answer by its own choice.
+    pub cut: bool,
     pub started: bool,
     pub refused: Option<RefuseReason>,
     /// It is at the replica.
@@ -123,7 +128,12 @@ pub struct Driver {
     pub hit_tokens: u32,
     pub evicted_blocks: u32,
     pub copies: u32,
+    pub stale: u32,
     pub dispatches: u64,
+    /// Show a plan's operations in the trace.
+    pub show_ops: bool,
+    /// A frozen replica is what the test is about.
+    pub may_break: bool,
     next_request: u64,
     block_size: u32,
     /// Steps between two comparisons with a copy read back from bytes; 0 is never.
@@ -150,7 +160,10 @@ impl Driver {
             hit_tokens: 0,
             evicted_blocks: 0,
             copies: 0,
+            stale: 0,
             dispatches: 0,
+            show_ops: false,
+            may_break: false,
             next_request: 1,
             block_size,
             copy_every: 0,
@@ -163,6 +176,12 @@ impl Driver {
 
     /// Dispatches a new request; its number.
     pub fn dispatch(&mut self, spec: Spec) -> u64 {
+        let label = format!("r{}", self.next_request);
+        self.dispatch_as(label, spec)
+    }
+
+    /// Dispatches a new request that the trace calls `label`.
+    pub fn dispatch_as(&mut self, label: String, spec: Spec) -> u64 {
         let number = self.next_request;
         self.next_request += 1;
         let request = RequestId::new(GATEWAY, number).expect("few requests");
@@ -174,6 +193,8 @@ impl Driver {
             outputs: vec![Vec::new(); n],
             ends: vec![None; n],
             end: None,
+            label,
+            cut: false,
             started: false,
             refused: None,
             taken: true,
@@ -338,9 +359,9 @@ impl Driver {
             assert!(client.ends[usize::from(row.seq.index)].is_none(), "{} has ended and is planned", row.seq);
         }
         let done = self.executor.submit(plan, history, known);
-        self.copies +=
-            plan.ops.iter().filter(|op| matches!(op, penstock_base::plan::PlanOp::CopyBlock { .. })).count() as u32;
-        self.trace.push(show(plan));
+        self.copies += plan.ops.iter().filter(|op| matches!(op, PlanOp::CopyBlock { .. })).count() as u32;
+        let line = self.show(plan);
+        self.trace.push(line);
         self.flights.push_back(Flight { plan: plan.clone(), done });
         assert!(self.flights.len() <= self.replica.config().inflight_max);
     }
@@ -355,7 +376,7 @@ impl Driver {
         let output = &mut client.outputs[index];
         assert_eq!(output.len(), first as usize, "tokens come in order, each once");
         output.push(token);
-        self.trace.push(format!("deliver {seq} #{first}"));
+        self.trace.push(format!("deliver {}.{index} #{first}", client.label));
         let spec = &client.spec;
         if spec.stop_string && token == STOP_STRING && !output[..output.len() - 1].contains(&STOP_STRING) {
             let end = FinishedTokens { seq, tokens: first, outcome: Outcome::Stop };
@@ -372,7 +393,8 @@ impl Driver {
     }
 
     fn ended(&mut self, seq: SeqId, outcome: Outcome, tokens: u32) {
-        self.trace.push(format!("end {seq} {outcome:?} {tokens}"));
+        let name = self.name(seq);
+        self.trace.push(format!("end {name} {outcome:?} {tokens}"));
         let client = self.client(seq.request);
         assert!(client.taken);
         let index = usize::from(seq.index);
@@ -382,23 +404,29 @@ impl Driver {
         assert!(client.ends[index].replace(outcome).is_none(), "{seq} ends twice");
     }
 
+    fn name(&self, seq: SeqId) -> String {
+        format!("{}.{}", self.clients[&seq.request.counter()].label, seq.index)
+    }
+
     fn receive(&mut self, message: &FromReplica) {
+        let label = |request: &RequestId| self.clients[&request.counter()].label.clone();
         match message {
             FromReplica::Refuse { request, reason, .. } => {
+                self.trace.push(format!("refuse {} {reason:?}", label(request)));
                 let client = self.client(*request);
                 assert!(client.ends.iter().all(Option::is_none) && client.end.is_none());
                 client.taken = false;
                 client.refused = Some(*reason);
-                self.trace.push(format!("refuse {} {reason:?}", request.counter()));
             }
             FromReplica::Started { request, cached_tokens, .. } => {
+                self.trace.push(format!("start {} cached {cached_tokens}", label(request)));
                 let client = self.client(*request);
                 assert!(!core::mem::replace(&mut client.started, true), "started twice");
                 assert!(*cached_tokens < client.manifest.input_tokens);
                 self.hit_tokens += cached_tokens;
-                self.trace.push(format!("start {} cached {cached_tokens}", request.counter()));
             }
             FromReplica::Ended { request, outcome, usage, .. } => {
+                self.trace.push(format!("ended {} {outcome:?}", label(request)));
                 let client = self.client(*request);
                 assert!(client.taken && client.ends.iter().all(Option::is_some), "it ends after its sequences");
                 assert!(client.end.replace((*outcome, *usage)).is_none(), "it ends twice");
@@ -406,7 +434,6 @@ impl Driver {
                 assert_eq!(usage.output_tokens as usize, tokens, "what counts is billed");
                 assert!(client.decode_tokens >= usage.output_tokens);
                 assert!(client.prefill_tokens + usage.cached_tokens <= usage.prompt_tokens, "each prompt token once");
-                self.trace.push(format!("ended {} {outcome:?}", request.counter()));
             }
             FromReplica::Progress(progress) => {
                 let client = self.client(progress.request);
@@ -421,9 +448,13 @@ impl Driver {
                 assert_eq!(report.covers.0, self.dispatches);
                 assert!(report.credit.blocks <= u64::from(load.total_blocks));
             }
-            FromReplica::Preempted { request, .. } => self.trace.push(format!("preempt {}", request.counter())),
+            FromReplica::Preempted { request, computed_tokens, freed_blocks, cause_code, .. } => {
+                let name = label(request);
+                self.trace
+                    .push(format!("preempt {name} computed {computed_tokens} freed {freed_blocks} cause {cause_code}"));
+            }
             FromReplica::Resumed { request, recomputed_tokens, .. } => {
-                self.trace.push(format!("resume {} recompute {recomputed_tokens}", request.counter()));
+                self.trace.push(format!("resume {} recompute {recomputed_tokens}", label(request)));
             }
             FromReplica::Cache { .. } => {}
         }
@@ -431,7 +462,12 @@ impl Driver {
 
     fn observe(&mut self, event: ReplicaEvent) {
         match event {
+            ReplicaEvent::Broken(what) if self.may_break => self.trace.push(format!("broken {what}")),
             ReplicaEvent::Broken(what) => panic!("broken: {what}"),
+            ReplicaEvent::Stale => {
+                self.stale += 1;
+                self.trace.push("stale".to_string());
+            }
             ReplicaEvent::Preempted { .. } => self.preemptions += 1,
             ReplicaEvent::Evicted { blocks } => self.evicted_blocks += blocks,
             _ => {}
@@ -479,7 +515,7 @@ impl Driver {
                 let cut = output.iter().position(|token| spec.stop_string && *token == STOP_STRING);
                 let output = &output[..cut.unwrap_or(output.len())];
                 match client.ends[index] {
-                    Some(Outcome::Stop | Outcome::Length) => {
+                    Some(Outcome::Stop | Outcome::Length) if !client.cut => {
                         assert_eq!(output, expected, "request {number}, sequence {index}");
                     }
                     _ => assert!(expected.starts_with(output), "request {number}, sequence {index}"),
@@ -487,15 +523,27 @@ impl Driver {
             }
         }
     }
-}
 
-/// A plan in one line: each row as sequence, first position and number of tokens; `*` samples, `<` takes a token still in flight.
-pub fn show(plan: &Plan) -> String {
-    let mut line = format!("step {}", plan.batch);
-    for row in &plan.rows {
-        let sample = if row.sample { "*" } else { "" };
-        let source = if row.input == penstock_base::plan::TokenSource::Known { "" } else { "<" };
-        line += &format!(" {}@{}+{}{source}{sample}", row.seq, row.start, row.tokens);
+    /// A plan in one line: each row as sequence, first position and number of tokens; `*` samples, `<` takes a token still in flight.
+    /// With operations: a line each before it.
+    fn show(&self, plan: &Plan) -> String {
+        let mut line = String::new();
+        let slots: BTreeMap<u32, String> = plan.rows.iter().map(|row| (row.slot.0, self.name(row.seq))).collect();
+        for op in plan.ops.iter().filter(|_| self.show_ops) {
+            line += &match op {
+                PlanOp::OpenSlot { slot, seq } => format!("open {} in slot {slot}", self.name(*seq)),
+                PlanOp::SetBlock { slot, index, block, .. } => format!("{}[{index}] = {}", slots[&slot.0], block.index),
+                PlanOp::CopyBlock { from, to, tokens } => format!("copy {tokens} of {} to {}", from.index, to.index),
+                PlanOp::DropSlot { slot } => format!("drop slot {slot}"),
+            };
+            line += "\n";
+        }
+        line += &format!("step {}", plan.batch);
+        for row in &plan.rows {
+            let sample = if row.sample { "*" } else { "" };
+            let source = if row.input == TokenSource::Known { "" } else { "<" };
+            line += &format!(" {}@{}+{}{source}{sample}", self.name(row.seq), row.start, row.tokens);
+        }
+        line
     }
-    line
 }
