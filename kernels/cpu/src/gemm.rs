@@ -249,7 +249,7 @@ unsafe fn block_of_nibbles<L: Lanes, const PLANES: usize, const P: usize, const 
         }
         let mut out = [L::splat_int(0); R];
         for r in 0..R {
-            let bias = if bias == 0 { 0 } else { bias * totals.add(r).read() };
+            let bias = if bias == 0 { 0 } else { totals.add(r).read().wrapping_mul(bias) };
             out[r] = L::nibble_finish(sums[PLANES - 1][r], bias);
             if PLANES == 2 {
                 out[r] = L::join_planes(L::nibble_finish(sums[0][r], 0), out[r]);

@@ -123,7 +123,7 @@ impl KvShape {
 }
 
 impl KvPool {
-    /// A zeroed pool.
+    /// A zeroed pool, resident from the start.
     ///
     /// # Errors
     /// [`KvError`] when the shape is not legal or there is no memory.
@@ -131,7 +131,9 @@ impl KvPool {
         let bytes = shape.block_bytes().and_then(|bytes| bytes.checked_mul(shape.blocks));
         match bytes {
             Some(bytes) if bytes > 0 && u32::try_from(shape.blocks).is_ok() => {
-                Ok(Self { shape, data: budget.allocate(bytes)? })
+                let mut data = budget.allocate(bytes)?;
+                data.prefault();
+                Ok(Self { shape, data })
             }
             _ => Err(KvError::Shape(shape)),
         }

@@ -93,6 +93,15 @@ pub struct HugeBuffer {
 }
 
 impl HugeBuffer {
+    /// Makes every page resident now, so that no step pays for a first touch and memory use does not creep.
+    pub fn prefault(&mut self) {
+        // The smallest page that the systems served here have.
+        for page in self.chunks_mut(4096) {
+            // SAFETY: a plain write of a byte that is zero already; volatile, so that it is not left out.
+            unsafe { std::ptr::write_volatile(page.as_mut_ptr(), 0) };
+        }
+    }
+
     /// Start of the buffer, for kernels that share it between threads.
     pub(crate) fn as_ptr(&self) -> *const u8 {
         self.mapping.start

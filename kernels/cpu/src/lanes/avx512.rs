@@ -184,9 +184,10 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn byte_start(total: i32) -> Self::I {
-        // Weights stay biased by 128, so the sum starts at minus 128 times the activations' total.
+        // Weights stay biased by 128, so the sum starts at minus 128 times the activations' total. Wrapping, because the total of a row
+        // that is not finite is arbitrary (and its results are NaN by their scale).
         // SAFETY: the tier's features are present, by the trait's contract.
-        unsafe { _mm512_set1_epi32(-128 * total) }
+        unsafe { _mm512_set1_epi32(total.wrapping_mul(-128)) }
     }
     #[inline(always)]
     unsafe fn byte_dot(sum: Self::I, w: Self::W, x: i32) -> Self::I {
