@@ -5,10 +5,10 @@ mod support;
 use std::sync::Arc;
 
 use penstock_base::{Duration, Outcome};
-use penstock_engine::{EngineConfig, RequestEvent};
+use penstock_engine::{EngineConfig, PolicySource, RequestEvent};
 use penstock_exec::SamplingParams;
 use penstock_sched::replica::ReplicaConfig;
-use support::{Got, PATIENCE, Rig, STOP_TOKEN, Sizes, answer, prompt, read, text_of};
+use support::{Got, OptimisticPolicies, PATIENCE, Rig, STOP_TOKEN, Sizes, answer, prompt, read, text_of};
 
 #[test]
 fn one_request_streams_what_the_model_says() {
@@ -122,6 +122,34 @@ fn forty_requests_get_equal_tokens_however_they_are_computed() {
         } else if replicas == 1 {
             assert!(rig.metric("vllm:prefix_cache_hits_total") > 0.0, "{name}: prompts share beginnings");
         }
+    }
+}
+
+#[test]
+fn a_preempted_answer_goes_on_where_it_was() {
+    let policies = PolicySource::new(|_| Box::new(OptimisticPolicies::new()));
+    for inflight_max in [1, 2] {
+        let replica = ReplicaConfig { inflight_max, check_every_step: true, ..ReplicaConfig::default() };
+        let config = EngineConfig { replica, policies: policies.clone(), ..EngineConfig::default() };
+        let rig = Rig::new(1, Sizes { blocks: 60, ..Sizes::default() }, config);
+        let params = SamplingParams { temperature: 1.0, seed: 5, ..SamplingParams::default() };
+        let prompts: Vec<_> = (0..4).map(|which| prompt(which, 10)).collect();
+        let ask = |prompt: &Vec<u32>| {
+            let mut submission = rig.submission(prompt, 80);
+            submission.sampling = Arc::new(params.clone());
+            rig.submit(submission)
+        };
+        let mut streams: Vec<_> = prompts.iter().map(ask).collect();
+        let got: Vec<_> = streams.iter_mut().map(read).collect();
+        let preempted: u32 = got.iter().map(|got| got.usage().preemptions).sum();
+        assert!(preempted > 0, "four times 90 tokens do not fit 240");
+        for (got, prompt) in got.iter().zip(&prompts) {
+            let expected = answer(prompt, &params, 80);
+            assert_eq!(got.tokens, [expected]);
+        }
+        assert_eq!(rig.metric("vllm:num_preemptions_total"), f64::from(preempted));
+        drop(streams);
+        rig.wait_until_empty();
     }
 }
 

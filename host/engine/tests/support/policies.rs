@@ -1,7 +1,70 @@
-//! Policies that panic when asked for.
+//! Policies that panic when asked for, and policies that promise less than they should.
 
 use penstock_base::Generation;
-use penstock_policy_api::{AdmissionPolicy, EvictionPolicy, FairnessPolicy, OverloadPolicy, Policies, RoutingPolicy};
+use penstock_policy_api::native::{Bounded, NativePolicies};
+use penstock_policy_api::{
+    AdmissionDeclaration, AdmissionPolicy, Answer, Call, Context, EvictionPolicy, FairnessPolicy, OverloadPolicy,
+    Policies, Policy, RequestRecord, RoutingPolicy, Terms, Verdict,
+};
+
+/// The native set, but admission reserves a quarter of the output: what runs outgrows the pool and is preempted.
+pub struct OptimisticPolicies {
+    native: NativePolicies,
+    admission: Optimist,
+}
+
+struct Optimist(Bounded);
+
+impl OptimisticPolicies {
+    /// A fresh set.
+    pub fn new() -> Self {
+        Self { native: NativePolicies::new(Generation(1), 4_096), admission: Optimist(Bounded::new()) }
+    }
+}
+
+impl Policies for OptimisticPolicies {
+    fn generation(&self) -> Generation {
+        self.native.generation()
+    }
+    fn admission(&mut self) -> &mut dyn AdmissionPolicy {
+        &mut self.admission
+    }
+    fn routing(&mut self) -> &mut dyn RoutingPolicy {
+        self.native.routing()
+    }
+    fn fairness(&mut self) -> &mut dyn FairnessPolicy {
+        self.native.fairness()
+    }
+    fn eviction(&mut self) -> &mut dyn EvictionPolicy {
+        self.native.eviction()
+    }
+    fn overload(&mut self) -> &mut dyn OverloadPolicy {
+        self.native.overload()
+    }
+}
+
+impl Policy for Optimist {
+    fn terms(&self) -> &Terms {
+        self.0.terms()
+    }
+}
+
+impl AdmissionPolicy for Optimist {
+    fn describe(&self) -> &AdmissionDeclaration {
+        self.0.describe()
+    }
+    fn decide(&mut self, call: &Call, request: &RequestRecord, context: Context<'_>) -> Answer<Verdict> {
+        match self.0.decide(call, request, context) {
+            Answer::Proposal(Verdict::Admit { reserve_output_tokens, class_rank }) => {
+                Answer::Proposal(Verdict::Admit {
+                    reserve_output_tokens: reserve_output_tokens.div_ceil(4),
+                    class_rank,
+                })
+            }
+            other => other,
+        }
+    }
+}
 
 /// A set that breaks whoever asks it.
 pub struct PanickingPolicies;
