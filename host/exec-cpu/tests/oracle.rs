@@ -1,4 +1,4 @@
-//! The demo model against another implementation: top logits that transformers computed in f32 on the dequantised weights, kept in
+//! The demo model: against itself, computed in other ways, and against another implementation, by the top logits that transformers computed in f32 on the dequantised weights, kept in
 //! `tests/oracle/logits.bin` (its layout and origin: `tests/oracle/logits.py`).
 
 use std::path::Path;
@@ -42,6 +42,61 @@ struct Tally {
     lse_squares: f64,
 }
 
+/// The demo model, or `None`, said aloud, where it was not fetched.
+fn demo_model() -> Option<Model> {
+    let path = penstock_model::cache_dir::demo_path().unwrap_or_default();
+    if !path.exists() {
+        eprintln!("SKIPPED on the demo model: {} is missing (cargo xtask model fetches it)", path.display());
+        return None;
+    }
+    Some(Model::open(&path, &OpenOptions::default(), &mut |_, _| {}).expect("the demo model opens"))
+}
+
+fn load(model: &Model, threads: usize, tier: Tier) -> Arc<CpuModel> {
+    let threads = Arc::new(ThreadPool::new(threads).expect("threads start"));
+    let numerics = Numerics { tier, ..Numerics::default() };
+    Arc::new(CpuModel::load(model, threads, &MemoryBudget::new(1 << 30), numerics).expect("loads"))
+}
+
+/// Bits of the logits at every position, computed `chunk` tokens at a time.
+fn logit_bits(model: &Arc<CpuModel>, tokens: &[u32], chunk: usize) -> Vec<Vec<u32>> {
+    let mut kv = KvPool::new(&MemoryBudget::new(1 << 30), Forward::kv_shape(model, 16, 16)).expect("fits");
+    // Blocks from the back: placement must not show.
+    let table: Vec<u32> = (0..16).rev().collect();
+    let mut forward = Forward::new(Arc::clone(model));
+    let mut row = vec![0f32; model.config().vocab];
+    let mut out = Vec::new();
+    for (number, part) in tokens.chunks(chunk).enumerate() {
+        let batch = [SequenceRows { tokens: part, context: number * chunk, table: &table, keep: Keep::All }];
+        forward.run(&mut kv, &batch).expect("no kernel panics");
+        for kept in 0..part.len() {
+            forward.logits(kept, 1, &mut row).expect("no kernel panics");
+            out.push(row.iter().map(|v| v.to_bits()).collect());
+        }
+    }
+    out
+}
+
+#[test]
+fn the_demo_model_has_the_same_bits_however_it_is_computed() {
+    let Some(model) = demo_model() else { return };
+    // Ids without meaning, all over the vocabulary; 140 of them cross the border between two attention spans.
+    let tokens: Vec<u32> = (0..140u32).map(|i| i * 7919 % 49_152).collect();
+    let fast = load(&model, 1, Tier::detect());
+    let wanted = logit_bits(&fast, &tokens, 140);
+    assert!(logit_bits(&fast, &tokens, 33) == wanted, "chunks of 33");
+    assert!(logit_bits(&load(&model, 2, Tier::detect()), &tokens, 7) == wanted, "chunks of 7 on two threads");
+    for tier in Tier::ALL {
+        if !tier.is_supported() {
+            eprintln!("SKIPPED tier {tier}: this CPU lacks its instructions");
+            continue;
+        }
+        // The scalar oracle is slow: its first few positions.
+        let some = if tier == Tier::Scalar { 3 } else { 40 };
+        assert!(logit_bits(&load(&model, 2, tier), &tokens[..some], some) == wanted[..some], "{tier}");
+    }
+}
+
 #[test]
 fn teacher_forced_logits_agree_with_transformers() {
     let oracle = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/oracle/logits.bin");
@@ -49,15 +104,7 @@ fn teacher_forced_logits_agree_with_transformers() {
         eprintln!("SKIPPED oracle comparison: {} is missing", oracle.display());
         return;
     };
-    let path = penstock_model::cache_dir::demo_path().unwrap_or_default();
-    if !path.exists() {
-        eprintln!(
-            "SKIPPED oracle comparison: the demo model is not at {} (cargo xtask model fetches it)",
-            path.display()
-        );
-        return;
-    }
-    let model = Model::open(&path, &OpenOptions::default(), &mut |_, _| {}).expect("the demo model opens");
+    let Some(model) = demo_model() else { return };
     let mut reader = Reader(&oracle);
     assert_eq!(reader.take(8), b"PSLOGIT1");
     assert_eq!(reader.take(32), &model.manifest().weights.0, "the oracle is for other weights");
@@ -68,10 +115,8 @@ fn teacher_forced_logits_agree_with_transformers() {
         eprintln!("SKIPPED oracle comparison: this CPU has the scalar tier alone, which would take too long");
         return;
     }
-    let threads = Arc::new(ThreadPool::new(2).expect("threads start"));
-    let budget = MemoryBudget::new(1 << 30);
-    let cpu = Arc::new(CpuModel::load(&model, threads, &budget, Numerics::default()).expect("loads"));
-    let mut kv = KvPool::new(&budget, Forward::kv_shape(&cpu, 16, 160)).expect("fits");
+    let cpu = load(&model, 2, tier);
+    let mut kv = KvPool::new(&MemoryBudget::new(1 << 30), Forward::kv_shape(&cpu, 16, 160)).expect("fits");
     let table: Vec<u32> = (0..160).collect();
     let mut forward = Forward::new(Arc::clone(&cpu));
     let mut all = Tally::default();
