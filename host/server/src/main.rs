@@ -1,2 +1,56 @@
-//! Placeholder.
-fn main() {}
+//! `penstock`: one binary that serves a model. The only crate that knows HTTP, the command line and configuration files.
+
+mod cli;
+mod config;
+mod edge;
+mod machines;
+mod serve;
+mod tenants;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use cli::{Cli, Command, Page, ServeArgs};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Serve(args) => with_config(&args, |config| {
+            start_logging();
+            serve::run(config)
+        }),
+        Command::Config(args) => with_config(&args, |config| {
+            print!("{}", toml::to_string(&config)?);
+            Ok(())
+        }),
+        Command::Describe { what: Page::Metrics } => {
+            print!("{}", penstock_engine::metrics::describe_all());
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+fn with_config(args: &ServeArgs, run: impl FnOnce(config::Config) -> anyhow::Result<()>) -> ExitCode {
+    let config = match args.effective() {
+        Ok(config) => config,
+        Err(faults) => {
+            eprintln!("the configuration cannot be used:\n{faults}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(fault) => {
+            eprintln!("penstock: {fault:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Logs go to standard error; `PENSTOCK_LOG` chooses levels (`info`, `penstock=debug`), `PENSTOCK_LOG_FORMAT=json` the form.
+fn start_logging() {
+    let filter = EnvFilter::try_from_env("PENSTOCK_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let is_json = std::env::var("PENSTOCK_LOG_FORMAT").is_ok_and(|format| format == "json");
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if is_json { logs.json().init() } else { logs.init() }
+}

@@ -1,0 +1,188 @@
+//! Finds every fault of a configuration, not only the first.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use penstock_base::limits;
+use serde::de::DeserializeOwned;
+
+use super::sections::Config;
+
+/// What is wrong with a file, one line each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults(Vec<String>);
+
+impl Faults {
+    /// A single fault.
+    pub fn one(fault: String) -> Self {
+        Self(vec![fault])
+    }
+    /// None?
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+    /// Adds another list.
+    pub fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+    /// Adds one.
+    pub fn push(&mut self, fault: String) {
+        self.0.push(fault);
+    }
+    /// Names the file in each line.
+    pub fn in_file(self, path: &Path) -> Self {
+        Self(self.0.into_iter().map(|fault| format!("{}: {fault}", path.display())).collect())
+    }
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl std::error::Error for Faults {}
+
+/// Reads section by section, so that a fault in one does not hide those of the others.
+pub fn sections(table: toml::Table) -> (Config, Faults) {
+    let mut config = Config::default();
+    let mut faults = Faults::default();
+    for (name, value) in table {
+        match name.as_str() {
+            "server" => section(&name, value, &mut config.server, &mut faults),
+            "http" => section(&name, value, &mut config.http, &mut faults),
+            "model" => section(&name, value, &mut config.model, &mut faults),
+            "replicas" => section(&name, value, &mut config.replicas, &mut faults),
+            "limits" => section(&name, value, &mut config.limits, &mut faults),
+            "generation" => section(&name, value, &mut config.generation, &mut faults),
+            "policy" => section(&name, value, &mut config.policy, &mut faults),
+            "classes" => section(&name, value, &mut config.classes, &mut faults),
+            "objectives" => section(&name, value, &mut config.objectives, &mut faults),
+            _ => faults.push(format!(
+                "[{name}] is not a section; there are server, http, model, replicas, limits, generation, policy, classes, objectives"
+            )),
+        }
+    }
+    (config, faults)
+}
+
+/// Reads key by key where the section is a table of plain keys, so that every bad key is named.
+fn section<T: DeserializeOwned + serde::Serialize>(name: &str, value: toml::Value, into: &mut T, faults: &mut Faults) {
+    let toml::Value::Table(keys) = value else {
+        faults.push(format!("{name} must be a table: write [{name}]"));
+        return;
+    };
+    let mut good = toml::Table::new();
+    for (key, value) in keys {
+        let mut trial = toml::Table::new();
+        trial.insert(key.clone(), value.clone());
+        match T::deserialize(toml::Value::Table(trial)) {
+            Ok(_) => {
+                good.insert(key, value);
+            }
+            Err(fault) => faults.push(format!("{name}.{key}: {}", fault.to_string().trim().replace('\n', " "))),
+        }
+    }
+    match T::deserialize(toml::Value::Table(good)) {
+        Ok(read) => *into = read,
+        Err(fault) => faults.push(format!("[{name}]: {}", fault.to_string().trim().replace('\n', " "))),
+    }
+}
+
+impl Config {
+    /// Values out of range and settings that contradict each other.
+    pub fn check(&self) -> Faults {
+        let mut faults = Faults::default();
+        let mut range = |name: &str, value: u64, allowed: RangeInclusive<u64>| {
+            if !allowed.contains(&value) {
+                faults.push(format!("{name} = {value}: must be {}..={}", allowed.start(), allowed.end()));
+            }
+        };
+        let replicas = &self.replicas;
+        range("replicas.count", u64::from(replicas.count), 1..=64);
+        range("replicas.threads", replicas.threads as u64, 0..=1_024);
+        range("replicas.kv_blocks", u64::from(replicas.kv_blocks), 2..=u64::from(limits::POOL_BLOCKS_MAX));
+        range("replicas.block_size_tokens", u64::from(replicas.block_size_tokens), 1..=256);
+        range("replicas.slots", u64::from(replicas.slots), u64::from(limits::SEQUENCES_MAX)..=limits::SLOTS_MAX as u64);
+        range("replicas.step_tokens", u64::from(replicas.step_tokens), 1..=u64::from(limits::STEP_TOKENS_MAX));
+        range("replicas.chunk_tokens", u64::from(replicas.chunk_tokens), 1..=u64::from(replicas.step_tokens.max(1)));
+        range("replicas.overlap", replicas.overlap as u64, 1..=limits::INFLIGHT_MAX as u64);
+        range("replicas.ready_window", replicas.ready_window as u64, 0..=limits::READY_WINDOW_MAX as u64);
+        let bounds = &self.limits;
+        range("limits.queue_requests_max", u64::from(bounds.queue_requests_max), 1..=limits::QUEUE_REQUESTS_MAX as u64);
+        range("limits.queue_tokens_max", bounds.queue_tokens_max, 1..=limits::QUEUE_TOKENS_MAX);
+        range("limits.queue_wait_ms", bounds.queue_wait_ms, 1..=86_400_000);
+        range("limits.request_timeout_ms", bounds.request_timeout_ms, 1..=86_400_000);
+        range("limits.starve_ms", bounds.starve_ms, 1..=86_400_000);
+        range("limits.no_progress_ms", bounds.no_progress_ms, 1_000..=86_400_000);
+        range("limits.quota_window_ms", bounds.quota_window_ms, 1_000..=86_400_000);
+        range("limits.prompts_max", bounds.prompts_max as u64, 1..=1_024);
+        let http = &self.http;
+        range("http.connections_max", http.connections_max as u64, 1..=1 << 20);
+        range("http.body_bytes_max", http.body_bytes_max as u64, 1_024..=1 << 30);
+        range("http.pending_bytes_max", http.pending_bytes_max as u64, http.body_bytes_max as u64..=1 << 34);
+        range("http.requests_max", http.requests_max as u64, 1..=limits::RUNNING_REQUESTS_MAX as u64);
+        range("http.headers_timeout_ms", http.headers_timeout_ms, 100..=600_000);
+        range("http.body_timeout_ms", http.body_timeout_ms, 100..=600_000);
+        range("http.send_timeout_ms", http.send_timeout_ms, 100..=600_000);
+        range("http.send_buffer_bytes", http.send_buffer_bytes as u64, 4_096..=16 << 20);
+        range("http.stream_buffer_bytes", http.stream_buffer_bytes as u64, 4_096..=64 << 20);
+        range("http.heartbeat_ms", http.heartbeat_ms, 100..=600_000);
+        range("generation.chat_output_tokens", u64::from(self.generation.chat_output_tokens), 1..=1 << 20);
+        range("generation.completion_output_tokens", u64::from(self.generation.completion_output_tokens), 1..=1 << 20);
+        range("policy.overload_tick_ms", self.policy.overload_tick_ms, 10..=10_000);
+        range("server.drain_grace_s", self.server.drain_grace_s, 0..=86_400);
+        for (name, objective) in &self.objectives {
+            range(&format!("objectives.{name}.class"), u64::from(objective.class), 0..=7);
+        }
+        for name in self.classes.keys() {
+            if name.parse::<u8>().map_or(true, |rank| rank > 7) {
+                faults.push(format!("classes.{name}: a class is \"0\" to \"7\""));
+            }
+        }
+        faults.extend(self.check_admin());
+        faults
+    }
+
+    fn check_admin(&self) -> Faults {
+        let is_open = |address: &SocketAddr| !address.ip().is_loopback();
+        match self.server.admin_listen {
+            Some(address) if is_open(&address) => Faults::one(format!(
+                "server.admin_listen = {address}: the admin listener has no authentication yet and stays on loopback"
+            )),
+            _ => Faults::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::parse;
+
+    #[test]
+    fn every_fault_of_a_file_is_named_at_once() {
+        let faults = parse(
+            "[server]\nlisten = \"nowhere\"\ndrain_grace_seconds = 3\n[replicas]\ncount = 0\nkv_blocks = \"many\"\n[engine]\n",
+        )
+        .unwrap_err()
+        .to_string();
+        for part in ["server.listen", "server.drain_grace_seconds", "replicas.count = 0", "replicas.kv_blocks", "[engine]"] {
+            assert!(faults.contains(part), "{part} is missing in:\n{faults}");
+        }
+        assert_eq!(faults.lines().count(), 5, "{faults}");
+    }
+
+    #[test]
+    fn an_open_admin_listener_is_refused() {
+        let faults = parse("[server]\nadmin_listen = \"0.0.0.0:9000\"\n").unwrap_err().to_string();
+        assert!(faults.contains("loopback"), "{faults}");
+    }
+
+    #[test]
+    fn the_defaults_are_valid_and_survive_a_round_trip() {
+        let text = toml::to_string(&crate::config::Config::default()).unwrap();
+        assert_eq!(parse(&text).unwrap(), crate::config::Config::default());
+    }
+}

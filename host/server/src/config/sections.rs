@@ -1,0 +1,263 @@
+//! The sections of `penstock.toml` and their defaults.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The whole file. `penstock config` prints the effective one, with every key.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// What is listened on, and how a stop goes.
+    pub server: ServerConfig,
+    /// Bounds of the HTTP edge.
+    pub http: HttpConfig,
+    /// Which model.
+    pub model: ModelConfig,
+    /// How it is computed.
+    pub replicas: ReplicasConfig,
+    /// Bounds of queue and requests.
+    pub limits: LimitsConfig,
+    /// Defaults of generation.
+    pub generation: GenerationConfig,
+    /// How policies are asked.
+    pub policy: PolicyConfig,
+    /// Per class rank ("0" .. "7").
+    pub classes: BTreeMap<String, ClassConfig>,
+    /// What the names in `x-llm-d-inference-objective` mean.
+    pub objectives: BTreeMap<String, ObjectiveConfig>,
+}
+
+/// What is listened on, and how a stop goes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServerConfig {
+    /// Address of the API. Loopback unless told.
+    pub listen: SocketAddr,
+    /// Address of the admin listener; loopback only. Absent: no admin listener.
+    pub admin_listen: Option<SocketAddr>,
+    /// Key file; without it there is one open tenant.
+    pub keys: Option<PathBuf>,
+    /// File with the deployment secret that keys tenant ids; made beside the model cache when absent.
+    pub secret_file: Option<PathBuf>,
+    /// How long streams may finish after SIGTERM.
+    pub drain_grace_s: u64,
+}
+
+/// Bounds of the HTTP edge.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HttpConfig {
+    /// Most open connections; further ones wait in the kernel's backlog.
+    pub connections_max: usize,
+    /// Largest body.
+    pub body_bytes_max: usize,
+    /// Bodies being read or tokenised, together.
+    pub pending_bytes_max: usize,
+    /// Requests between headers and end of answer, together.
+    pub requests_max: usize,
+    /// Time for the headers of one request.
+    pub headers_timeout_ms: u64,
+    /// Time for the body of one request.
+    pub body_timeout_ms: u64,
+    /// A client that takes nothing for this long is cut off.
+    pub send_timeout_ms: u64,
+    /// Send buffer of a connection in the kernel; small, so that a slow reader is noticed.
+    pub send_buffer_bytes: usize,
+    /// Events of one stream that wait for its client, in bytes.
+    pub stream_buffer_bytes: usize,
+    /// Time between comments that keep a silent stream open.
+    pub heartbeat_ms: u64,
+    /// A vLLM-style `priority`, where lower is earlier, is negated.
+    pub priority_lower_is_earlier: bool,
+}
+
+/// Which model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// A GGUF file, a Hugging Face folder, or `demo`.
+    pub path: String,
+    /// Name in the API; derived from the path when absent.
+    pub name: Option<String>,
+}
+
+/// How it is computed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReplicasConfig {
+    /// Replicas in this process; they share weights and threads.
+    pub count: u32,
+    /// Compute threads; 0 is one a core.
+    pub threads: usize,
+    /// KV blocks of each replica.
+    pub kv_blocks: u32,
+    /// Tokens in a block.
+    pub block_size_tokens: u32,
+    /// Most sequences in a step.
+    pub slots: u32,
+    /// Query tokens in a step.
+    pub step_tokens: u32,
+    /// Prefill tokens of one sequence in a step that also decodes.
+    pub chunk_tokens: u32,
+    /// Steps in flight: 1 or 2.
+    pub overlap: usize,
+    /// Requests held ready beside the batch: 0..=2.
+    pub ready_window: usize,
+    /// Reuse computed prefixes.
+    pub prefix_cache: bool,
+}
+
+/// Bounds of queue and requests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LimitsConfig {
+    /// Most requests in the queue.
+    pub queue_requests_max: u32,
+    /// Most input tokens in the queue.
+    pub queue_tokens_max: u64,
+    /// Longest stay in the queue.
+    pub queue_wait_ms: u64,
+    /// Longest life of a request unless its headers say less.
+    pub request_timeout_ms: u64,
+    /// After this wait a request is served whatever the policy says.
+    pub starve_ms: u64,
+    /// Nothing moved for this long although work waits: not ready.
+    pub no_progress_ms: u64,
+    /// Length of a tenant's quota window.
+    pub quota_window_ms: u64,
+    /// Prompts in one completions call.
+    pub prompts_max: usize,
+}
+
+/// Defaults of generation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GenerationConfig {
+    /// Output cap of a chat answer that names none (or what the context leaves, if less).
+    pub chat_output_tokens: u32,
+    /// Output cap of a completion that names none.
+    pub completion_output_tokens: u32,
+}
+
+/// How policies are asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PolicyConfig {
+    /// Seed of everything random in the machines; with it a run can be repeated.
+    pub run_seed: u64,
+    /// Time between two overload questions.
+    pub overload_tick_ms: u64,
+    /// Age from which a load report is stale.
+    pub stale_load_ms: u64,
+    /// Age from which the prefix index is stale.
+    pub stale_cache_ms: u64,
+}
+
+/// One class.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClassConfig {
+    /// The product allows shedding it.
+    pub sheddable: bool,
+    /// KV blocks kept for it.
+    pub floor_blocks: u64,
+    /// Target for the first token.
+    pub slo_ttft_ms: Option<u64>,
+}
+
+/// One named objective.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ObjectiveConfig {
+    /// 0..=7.
+    pub class: u8,
+    /// May be shed.
+    #[serde(default)]
+    pub sheddable: bool,
+    /// Belongs to a batch job.
+    #[serde(default)]
+    pub batch: bool,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            admin_listen: None,
+            keys: None,
+            secret_file: None,
+            drain_grace_s: 30,
+        }
+    }
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            connections_max: 4_096,
+            body_bytes_max: 8 << 20,
+            pending_bytes_max: 64 << 20,
+            requests_max: 2_048,
+            headers_timeout_ms: 10_000,
+            body_timeout_ms: 30_000,
+            send_timeout_ms: 20_000,
+            send_buffer_bytes: 128 << 10,
+            stream_buffer_bytes: 256 << 10,
+            heartbeat_ms: 15_000,
+            priority_lower_is_earlier: false,
+        }
+    }
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self { path: "demo".to_owned(), name: None }
+    }
+}
+
+impl Default for ReplicasConfig {
+    fn default() -> Self {
+        Self {
+            count: 1,
+            threads: 0,
+            kv_blocks: 2_048,
+            block_size_tokens: 16,
+            slots: 64,
+            step_tokens: 512,
+            chunk_tokens: 256,
+            overlap: 2,
+            ready_window: 2,
+            prefix_cache: true,
+        }
+    }
+}
+
+impl Default for LimitsConfig {
+    fn default() -> Self {
+        Self {
+            queue_requests_max: 1_024,
+            queue_tokens_max: 1 << 20,
+            queue_wait_ms: 120_000,
+            request_timeout_ms: 600_000,
+            starve_ms: 30_000,
+            no_progress_ms: 30_000,
+            quota_window_ms: 60_000,
+            prompts_max: 32,
+        }
+    }
+}
+
+impl Default for GenerationConfig {
+    fn default() -> Self {
+        Self { chat_output_tokens: 1_024, completion_output_tokens: 16 }
+    }
+}
+
+impl Default for PolicyConfig {
+    fn default() -> Self {
+        Self { run_seed: 0, overload_tick_ms: 100, stale_load_ms: 500, stale_cache_ms: 2_000 }
+    }
+}

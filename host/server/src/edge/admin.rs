@@ -1,0 +1,52 @@
+//! The admin listener: effective configuration, replicas, policies. Loopback only.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+use serde_json::{Value, json};
+
+use super::app::App;
+use super::error::ApiError;
+
+/// `GET /config`: every key as it is in force, in the form of the file.
+pub async fn config(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
+    let text = toml::to_string(&app.config).map_err(|_| ApiError::internal("the configuration cannot be shown"))?;
+    Ok(([(header::CONTENT_TYPE, "application/toml; charset=utf-8")], text))
+}
+
+/// `GET /replicas`: state and blocks of each.
+pub async fn replicas(State(app): State<Arc<App>>) -> Json<Value> {
+    let status = app.engine.status();
+    let replicas = status.replicas.iter().map(|replica| {
+        let load = &replica.load;
+        json!({
+            "replica": replica.replica.0,
+            "epoch": replica.epoch.0,
+            "state": replica.state.name(),
+            "running_requests": load.running_requests,
+            "ready_requests": load.ready_requests,
+            "blocks": {
+                "total": load.total_blocks, "active": load.active_blocks, "cached": load.cached_blocks,
+                "free": load.free_blocks, "reserved": load.reserved_blocks,
+            },
+            "step_us": load.step.as_us(),
+        })
+    });
+    Json(json!({
+        "replicas": replicas.collect::<Vec<_>>(),
+        "waiting_requests": status.queue.waiting_requests,
+        "placed_requests": status.queue.placed_requests,
+        "tenants": app.tenants().len(),
+    }))
+}
+
+/// `GET /policies`: what decides, by seat.
+pub async fn policies() -> Json<Value> {
+    let seats = ["admission", "routing", "fairness", "eviction", "overload"];
+    let natives = ["bounded", "overlap-load", "class-age", "lru", "ladder"];
+    let seats = seats.iter().zip(natives).map(|(seat, name)| json!({"seat": seat, "policy": name, "kind": "native"}));
+    Json(json!({"generation": 0, "seats": seats.collect::<Vec<_>>()}))
+}

@@ -1,0 +1,134 @@
+//! What every handler shares.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use penstock_engine::Engine;
+use penstock_model::Model;
+use tokio::sync::Semaphore;
+
+use super::error::ApiError;
+use super::idempotency::Idempotency;
+use super::refusals::Refusals;
+use crate::config::Config;
+use crate::tenants::{Identity, Tenants};
+
+/// Texts shorter than this are tokenised where they are: moving them would take longer.
+const INLINE_BYTES: usize = 8 << 10;
+
+/// The edge's state. Shared by reference; everything that changes is behind its own lock.
+pub struct App {
+    /// The engine.
+    pub engine: Engine,
+    /// The model served.
+    pub model: Arc<Model>,
+    /// Its name in the API.
+    pub model_name: String,
+    /// The effective configuration.
+    pub config: Config,
+    /// Hashes names into ids.
+    pub identity: Identity,
+    /// Longest sequence that a replica can hold, prompt and output together.
+    pub context_tokens_max: u32,
+    /// Bodies being read and texts being tokenised, in bytes.
+    pub pending_bytes: Arc<Semaphore>,
+    /// Requests between headers and end of answer.
+    pub requests: Arc<Semaphore>,
+    /// Answers that may be sent again.
+    pub idempotency: Idempotency,
+    /// What was refused within the last minute.
+    pub refusals: Refusals,
+    /// Unix time at start, in seconds.
+    pub started_s: u64,
+    tenants: RwLock<Arc<Tenants>>,
+    tokenising: Semaphore,
+    /// No token stands for more bytes: what is longer than the context times this can never fit.
+    token_bytes_max: usize,
+}
+
+impl App {
+    /// Puts the parts together.
+    pub fn new(
+        engine: Engine,
+        model: Arc<Model>,
+        model_name: String,
+        config: Config,
+        identity: Identity,
+        tenants: Tenants,
+        context_tokens_max: u32,
+    ) -> Self {
+        let tokenizer = model.tokenizer();
+        let lengths = (0..tokenizer.vocab_len() as u32).map(|id| tokenizer.token_bytes(id).len());
+        Self {
+            token_bytes_max: lengths.max().unwrap_or(1).max(1),
+            pending_bytes: Arc::new(Semaphore::new(config.http.pending_bytes_max)),
+            requests: Arc::new(Semaphore::new(config.http.requests_max)),
+            idempotency: Idempotency::default(),
+            refusals: Refusals::default(),
+            started_s: unix_s(),
+            tenants: RwLock::new(Arc::new(tenants)),
+            // One core stays with the model.
+            tokenising: Semaphore::new(2),
+            engine,
+            model,
+            model_name,
+            config,
+            identity,
+            context_tokens_max,
+        }
+    }
+
+    /// The tenants now.
+    pub fn tenants(&self) -> Arc<Tenants> {
+        Arc::clone(&self.tenants.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Puts a newly read key file in place.
+    pub fn replace_tenants(&self, tenants: Tenants) {
+        *self.tenants.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tenants);
+    }
+
+    /// Refuses a text that can never fit, by its length alone.
+    ///
+    /// # Errors
+    /// 400 before any work is done for it.
+    pub fn check_length(&self, bytes: usize) -> Result<(), ApiError> {
+        let most = (self.context_tokens_max as usize).saturating_mul(self.token_bytes_max);
+        if bytes > most {
+            return Err(ApiError::never_fits(format!(
+                "a prompt of {bytes} bytes cannot fit a context of {} tokens; shorten it",
+                self.context_tokens_max
+            )));
+        }
+        Ok(())
+    }
+
+    /// Runs tokenising work on `bytes` of text: at once when short, else on a thread of its own, two at a time.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub async fn tokenise<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce(&Model) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.check_length(bytes)?;
+        if bytes < INLINE_BYTES {
+            return work(&self.model);
+        }
+        let _turn = self.tokenising.acquire().await.map_err(|_| ApiError::internal("the tokeniser is gone"))?;
+        let model = Arc::clone(&self.model);
+        let done = tokio::task::spawn_blocking(move || work(&model)).await;
+        done.map_err(|_| ApiError::internal("the tokeniser failed"))?
+    }
+
+    /// Class settings by rank.
+    pub fn class(&self, rank: u8) -> Option<&crate::config::ClassConfig> {
+        self.config.classes.get(&rank.to_string())
+    }
+}
+
+/// Unix time in seconds.
+pub fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,54 @@
+//! Reads a request's body within its bounds: largest size, time, and bytes pending over all requests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::app::App;
+use super::error::ApiError;
+
+/// A body and its share of the pending bytes, given back when dropped.
+pub struct Held {
+    /// The bytes.
+    pub bytes: Bytes,
+    _share: Option<OwnedSemaphorePermit>,
+}
+
+/// Reads the whole body.
+///
+/// # Errors
+/// 413 past the largest size, 408 when it is too slow, 429 when too many bytes are pending.
+pub async fn read(app: &App, body: Body) -> Result<Held, ApiError> {
+    let limit = Duration::from_millis(app.config.http.body_timeout_ms);
+    let read = collect(body, app.config.http.body_bytes_max, &app.pending_bytes);
+    tokio::time::timeout(limit, read).await.map_err(|_| ApiError::slow_upload())?
+}
+
+async fn collect(mut body: Body, bytes_max: usize, pending: &Arc<Semaphore>) -> Result<Held, ApiError> {
+    let declared = axum::body::HttpBody::size_hint(&body).lower();
+    if declared > bytes_max as u64 {
+        return Err(ApiError::too_large(bytes_max));
+    }
+    let mut bytes = Vec::new();
+    let mut share: Option<OwnedSemaphorePermit> = None;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| ApiError::malformed("the body broke off"))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if bytes.len() + data.len() > bytes_max {
+            return Err(ApiError::too_large(bytes_max));
+        }
+        let more = u32::try_from(data.len()).map_err(|_| ApiError::too_large(bytes_max))?;
+        let more = Arc::clone(pending).try_acquire_many_owned(more);
+        let more = more.map_err(|_| ApiError::edge_full("bytes being read (http.pending_bytes_max)"))?;
+        match &mut share {
+            Some(share) => share.merge(more),
+            None => share = Some(more),
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(Held { bytes: Bytes::from(bytes), _share: share })
+}

@@ -1,0 +1,223 @@
+//! `/v1/chat/completions` and `/v1/completions`: one path from body to answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, Response, header};
+use axum::response::IntoResponse as _;
+use penstock_base::Instant;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::answer::{Answer, Part};
+use super::app::{App, unix_s};
+use super::caller::Caller;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::idempotency::{Claim, Claimed};
+use super::prompt::{self, Prompt};
+use super::sampling::Generation;
+use super::shape::{Api, Choice, Envelope};
+use super::{body, sse, submit};
+
+/// A parsed call.
+struct Call {
+    api: Api,
+    generation: Generation,
+    prompts: Vec<Prompt>,
+    caps: Vec<u32>,
+    echo: bool,
+}
+
+/// `POST /v1/chat/completions`.
+pub async fn chat(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Response<Body>, ApiError> {
+    handle(app, Api::Chat, headers, body).await
+}
+
+/// `POST /v1/completions`.
+pub async fn completions(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response<Body>, ApiError> {
+    handle(app, Api::Completion, headers, body).await
+}
+
+async fn handle(app: Arc<App>, api: Api, headers: HeaderMap, body: Body) -> Result<Response<Body>, ApiError> {
+    let caller = Caller::of(&app, &headers)?;
+    let slot = Arc::clone(&app.requests).try_acquire_owned();
+    let slot = slot.map_err(|_| ApiError::edge_full("requests at once (http.requests_max)"))?;
+    let held = body::read(&app, body).await?;
+    let arrived = app.engine.clock().now();
+    let claim = match &caller.idempotency_key {
+        Some(key) => match app.idempotency.claim(caller.tenant.id, key, &held.bytes).await? {
+            Claimed::Answered(response) => return Ok(response),
+            Claimed::First(claim) => Some(claim),
+        },
+        None => None,
+    };
+    let mut fields = Fields::parse(&held.bytes)?;
+    let call = parse(&app, api, &mut fields).await?;
+    drop((fields, held));
+    let mut response = answer(&app, &caller, call, arrived, slot, claim).await?;
+    if let Some(id) = caller.request_id.as_deref().and_then(|id| HeaderValue::from_str(id).ok()) {
+        response.headers_mut().insert(super::caller::REQUEST_ID, id);
+    }
+    Ok(response)
+}
+
+async fn parse(app: &App, api: Api, fields: &mut Fields) -> Result<Call, ApiError> {
+    check_model(app, fields)?;
+    let vocabulary = app.model.tokenizer().vocab_len() as u32;
+    let mut generation = Generation::take(fields, vocabulary)?;
+    generation.sampling.logprobs = logprobs(api, fields)?;
+    let echo = api == Api::Completion && fields.flag("echo")?.unwrap_or(false);
+    if echo && generation.sampling.logprobs.is_some() {
+        return Err(ApiError::unsupported("echo", "`echo` together with `logprobs` is not supported yet"));
+    }
+    if api == Api::Chat && generation.max_tokens == Some(0) {
+        return Err(ApiError::bad_field("max_tokens", "`max_tokens` must be at least 1"));
+    }
+    let (prompts, default) = match api {
+        Api::Chat => (vec![prompt::chat(app, fields).await?], app.config.generation.chat_output_tokens),
+        Api::Completion => (prompt::completion(app, fields).await?, app.config.generation.completion_output_tokens),
+    };
+    let caps = prompts.iter().map(|prompt| submit::output_cap(app, prompt, generation.max_tokens, default));
+    let caps = caps.collect::<Result<Vec<_>, _>>()?;
+    Ok(Call { api, generation, prompts, caps, echo })
+}
+
+fn check_model(app: &App, fields: &mut Fields) -> Result<(), ApiError> {
+    match fields.text("model")? {
+        Some(asked) if asked != app.model_name => Err(ApiError::no_model(&asked, &app.model_name)),
+        Some(_) => Ok(()),
+        None => Err(ApiError::bad_field("model", format!("`model` is required; this server has `{}`", app.model_name))),
+    }
+}
+
+/// Chat: `logprobs: true` and `top_logprobs`; completions: `logprobs: K`.
+fn logprobs(api: Api, fields: &mut Fields) -> Result<Option<u8>, ApiError> {
+    match api {
+        Api::Completion => Ok(fields.integer("logprobs", 0..=20)?.map(|top| top as u8)),
+        Api::Chat => {
+            let top = fields.integer("top_logprobs", 0..=20)?;
+            match (fields.flag("logprobs")?.unwrap_or(false), top) {
+                (false, None) => Ok(None),
+                (false, Some(_)) => Err(ApiError::bad_field("top_logprobs", "`top_logprobs` needs `logprobs: true`")),
+                (true, top) => Ok(Some(top.unwrap_or(0) as u8)),
+            }
+        }
+    }
+}
+
+async fn answer(
+    app: &Arc<App>,
+    caller: &Caller,
+    call: Call,
+    arrived: Instant,
+    slot: OwnedSemaphorePermit,
+    claim: Option<Claim>,
+) -> Result<Response<Body>, ApiError> {
+    let n = call.generation.n;
+    let per_prompt = |prompt: &Prompt| {
+        let echo = if call.echo { prompt.text.clone() } else { String::new() };
+        std::iter::repeat_n(echo, usize::from(n)).collect::<Vec<_>>()
+    };
+    let echoes: Vec<String> = call.prompts.iter().flat_map(per_prompt).collect();
+    let is_nothing = call.generation.max_tokens == Some(0);
+    let mut streams = Vec::with_capacity(call.prompts.len());
+    for (prompt, cap) in call.prompts.iter().zip(&call.caps).filter(|_| !is_nothing) {
+        streams.push(submit::submit(app, caller, &call.generation, prompt, *cap, arrived)?);
+    }
+    let envelope = envelope(app, &call, streams.first());
+    if is_nothing {
+        return Ok(nothing(&envelope, &call, &echoes));
+    }
+    let mut answer = Answer::new(envelope, streams, n, echoes);
+    let first = if call.generation.stream { Some(answer.next().await) } else { None };
+    let response = match first {
+        Some(first) => match answer.fault().cloned() {
+            Some(fault) => Err(fault),
+            None => Ok(stream(app, answer, first, &call, slot, claim)),
+        },
+        None => whole(answer, claim).await,
+    };
+    if let Err(fault) = &response
+        && matches!(fault.status.as_u16(), 429 | 503)
+    {
+        call.prompts.iter().for_each(|prompt| app.refusals.remember(caller.tenant.id, &prompt.ids));
+    }
+    response
+}
+
+fn envelope(app: &App, call: &Call, first: Option<&penstock_engine::EventStream>) -> Envelope {
+    let number = first.map_or_else(crate::tenants::entropy, |stream| stream.request().0);
+    let prefix = match call.api {
+        Api::Chat => "chatcmpl",
+        Api::Completion => "cmpl",
+    };
+    Envelope {
+        api: call.api,
+        id: format!("{prefix}-{number:016x}"),
+        created: unix_s(),
+        model: app.model_name.clone(),
+        fingerprint: app.model.manifest().fingerprint(),
+        logprobs: call.generation.sampling.logprobs.is_some(),
+    }
+}
+
+/// `max_tokens: 0`: nothing is computed; with `echo` the prompt comes back.
+fn nothing(envelope: &Envelope, call: &Call, echoes: &[String]) -> Response<Body> {
+    let outcome = Some(penstock_base::Outcome::Length);
+    let choices = echoes.iter().map(|echo| Choice { text: echo.clone(), tokens: Vec::new(), outcome });
+    let prompt_tokens = call.prompts.iter().map(|prompt| prompt.ids.len() as u32).sum();
+    let usage = penstock_sched::message::Usage { prompt_tokens, ..Default::default() };
+    axum::Json(envelope.whole(&choices.collect::<Vec<_>>(), &[], &usage)).into_response()
+}
+
+async fn whole(mut answer: Answer, claim: Option<Claim>) -> Result<Response<Body>, ApiError> {
+    let echoes: Vec<usize> = answer.echoes.iter().map(|echo| echo.chars().count()).collect();
+    let choices = answer.collect().await?;
+    let body = answer.envelope.whole(&choices, &echoes, answer.usage()).to_string();
+    if let Some(claim) = claim {
+        claim.answered(body.as_bytes());
+    }
+    let mut response = Response::new(Body::from(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    decorate(&mut response, &answer);
+    Ok(response)
+}
+
+fn stream(
+    app: &App,
+    answer: Answer,
+    first: Part,
+    call: &Call,
+    slot: OwnedSemaphorePermit,
+    claim: Option<Claim>,
+) -> Response<Body> {
+    let mut head = Response::new(());
+    decorate(&mut head, &answer);
+    let heartbeat = Duration::from_millis(app.config.http.heartbeat_ms);
+    let body = sse::body(answer, first, call.generation.include_usage, heartbeat, Box::new((slot, claim)));
+    let mut response = head.map(|()| body);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+/// What the client may want to know of how it was served.
+fn decorate<T>(response: &mut Response<T>, answer: &Answer) {
+    let headers = response.headers_mut();
+    if let Some(generation) = answer.generation() {
+        headers.insert("x-penstock-policy-generation", HeaderValue::from(generation.0));
+    }
+    if answer.degraded() {
+        headers.insert("x-penstock-degraded", HeaderValue::from_static("max_tokens"));
+    }
+    if let Ok(id) = HeaderValue::from_str(&answer.envelope.id) {
+        headers.insert(super::caller::REQUEST_ID, id);
+    }
+}

@@ -1,0 +1,168 @@
+//! From configuration to what the engine is started with: executors, machine settings, vocabulary.
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use penstock_base::{ClassRank, Duration, GatewayEpoch};
+use penstock_engine::{EngineConfig, EngineLimits, ServedModel, Vocabulary};
+use penstock_exec::Executor;
+use penstock_exec_cpu::{CpuExecutor, CpuModel, CpuOptions, MemoryBudget, Numerics, ThreadPool};
+use penstock_model::{Model, OpenOptions, Tokenizer, cache_dir};
+use penstock_sched::gateway::GatewayConfig;
+use penstock_sched::replica::ReplicaConfig;
+
+use crate::config::Config;
+
+/// Share of the machine's memory that weights and KV may take together, in percent; the rest is for prompts, buffers and others.
+const MEMORY_PERCENT: usize = 80;
+
+/// Where the model is.
+///
+/// # Errors
+/// `demo` that was not fetched.
+pub fn model_path(config: &Config) -> Result<PathBuf> {
+    if config.model.path != "demo" {
+        return Ok(PathBuf::from(&config.model.path));
+    }
+    let path = cache_dir::demo_path().context("no home directory: set PENSTOCK_CACHE, or name a model with --model")?;
+    ensure!(
+        path.exists(),
+        "the demo model is not at {}: fetch it with `cargo xtask model`, or name another one with --model",
+        path.display()
+    );
+    Ok(path)
+}
+
+/// Opens the model, saying how far the hash is.
+///
+/// # Errors
+/// What the model crate refuses, by name.
+pub fn open(path: &std::path::Path) -> Result<Model> {
+    let mut said = 0;
+    let model = Model::open(path, &OpenOptions::default(), &mut |done, all| {
+        let percent = done * 100 / all.max(1);
+        if percent >= said + 10 {
+            said = percent;
+            tracing::info!(percent, "hashing the weights (once for each file)");
+        }
+    });
+    model.with_context(|| format!("the model {} cannot be served", path.display()))
+}
+
+/// Name in the API: configured, else from the path.
+pub fn model_name(config: &Config, path: &std::path::Path) -> String {
+    let from_path = || {
+        let stem = if path.is_dir() { path.file_name() } else { path.file_stem() };
+        stem.map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned())
+    };
+    match &config.model.name {
+        Some(name) => name.clone(),
+        None if config.model.path == "demo" => "smollm2-135m-instruct".to_owned(),
+        None => from_path(),
+    }
+}
+
+/// One executor a replica, sharing weights and threads.
+///
+/// # Errors
+/// What the kernels do not do, and memory that is not there.
+pub fn executors(config: &Config, model: &Model) -> Result<Vec<Box<dyn Executor>>> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads = if config.replicas.threads == 0 { cores } else { config.replicas.threads };
+    let threads = Arc::new(ThreadPool::new(threads).context("start compute threads")?);
+    let budget = MemoryBudget::new(memory_bytes().map_or(usize::MAX, |bytes| bytes / 100 * MEMORY_PERCENT));
+    let numerics = Numerics::default();
+    tracing::info!(tier = ?numerics.tier, threads = threads.threads(), "packing the weights");
+    let weights = Arc::new(CpuModel::load(model, threads, &budget, numerics)?);
+    let options = CpuOptions {
+        kv_blocks: config.replicas.kv_blocks,
+        block_size_tokens: config.replicas.block_size_tokens,
+        slots: config.replicas.slots,
+        step_tokens_max: config.replicas.step_tokens,
+        context_tokens_max: 0,
+    };
+    let mut executors: Vec<Box<dyn Executor>> = Vec::new();
+    for replica in 0..config.replicas.count {
+        let executor = CpuExecutor::new(Arc::clone(&weights), &options, &budget).with_context(|| {
+            format!("make replica {replica} of {}: fewer --kv-blocks or --replicas need less memory", config.replicas.count)
+        })?;
+        executors.push(Box::new(executor));
+    }
+    Ok(executors)
+}
+
+/// Physical memory, where the system tells.
+fn memory_bytes() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+    let kib: usize = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib << 10)
+}
+
+/// Settings of the engine and its machines.
+///
+/// # Errors
+/// Classes that do not parse (the configuration's check has refused them before).
+pub fn engine_config(config: &Config) -> Result<EngineConfig> {
+    let ms = Duration::from_ms;
+    let mut gateway = GatewayConfig {
+        // Ids of one start differ from those of the last.
+        epoch: GatewayEpoch((crate::tenants::entropy() as u16).max(1)),
+        run_seed: config.policy.run_seed,
+        queue_requests_max: config.limits.queue_requests_max,
+        queue_tokens_max: config.limits.queue_tokens_max,
+        queue_wait_max: ms(config.limits.queue_wait_ms),
+        starve: ms(config.limits.starve_ms),
+        stale_load: ms(config.policy.stale_load_ms),
+        stale_cache: ms(config.policy.stale_cache_ms),
+        overload_tick: ms(config.policy.overload_tick_ms),
+        no_progress: ms(config.limits.no_progress_ms),
+        quota_window: ms(config.limits.quota_window_ms),
+        ..GatewayConfig::default()
+    };
+    for (name, class) in &config.classes {
+        let Some(rank) = name.parse().ok().and_then(ClassRank::new) else { bail!("classes.{name} is not a class") };
+        gateway.class_sheddable[rank.index()] = class.sheddable;
+        gateway.class_floor_blocks[rank.index()] = class.floor_blocks;
+        gateway.class_slo_ttft[rank.index()] = class.slo_ttft_ms.map_or(Duration::MAX, ms);
+    }
+    let replica = ReplicaConfig {
+        run_seed: config.policy.run_seed,
+        blocks: config.replicas.kv_blocks,
+        block_size_tokens: config.replicas.block_size_tokens,
+        slots: config.replicas.slots,
+        step_tokens: config.replicas.step_tokens,
+        chunk_tokens: config.replicas.chunk_tokens,
+        inflight_max: config.replicas.overlap,
+        ready_window: config.replicas.ready_window,
+        prefix_cache: config.replicas.prefix_cache,
+        // The full walk is for tests; a live server walks now and then.
+        check_every_step: false,
+        context_tokens_max: u32::MAX,
+        ..ReplicaConfig::default()
+    };
+    let limits = EngineLimits {
+        requests_max: config.http.requests_max.saturating_mul(2),
+        stream_bytes_max: config.http.stream_buffer_bytes,
+        send_timeout: ms(config.http.send_timeout_ms),
+        ..EngineLimits::default()
+    };
+    Ok(EngineConfig { gateway, replica, limits, ..EngineConfig::default() })
+}
+
+/// The model as the engine must know it.
+pub fn served_model(name: String, model: &Model) -> ServedModel {
+    // What the CPU kernels store: bf16 pages, tiled by head. It is part of the identity of cached blocks.
+    let namespace = model.manifest().namespace(None, "bf16", "paged-by-head");
+    ServedModel { name, namespace, vocabulary: Arc::new(Bytes(Arc::clone(model.tokenizer()))) }
+}
+
+struct Bytes(Arc<Tokenizer>);
+
+impl Vocabulary for Bytes {
+    fn token_bytes(&self, id: u32) -> Cow<'_, [u8]> {
+        Cow::Borrowed(self.0.delivered_bytes(id))
+    }
+}

@@ -1,0 +1,176 @@
+//! `penstock serve`: start in order, serve, drain in order.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use penstock_engine::Engine;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::config::Config;
+use crate::edge::{self, App, Listener, Timeouts};
+use crate::machines;
+use crate::tenants::{Identity, Tenants, deployment_secret};
+
+/// After a drain: how long connections may take to close.
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
+
+/// Runs the server to its end.
+///
+/// # Errors
+/// Whatever keeps it from starting. Nothing listens before everything is ready.
+pub fn run(config: Config) -> Result<()> {
+    let start = Instant::now();
+    let identity = Identity::new(deployment_secret(config.server.secret_file.as_deref())?);
+    let tenants = read_tenants(&config, &identity)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        // The model has the cores; the edge needs little, and must not starve behind one slow task.
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("start the async runtime")?;
+    // Bound first: an address that is taken is known before the model is loaded.
+    let listeners = {
+        let _inside = runtime.enter();
+        Listeners::bind(&config)?
+    };
+    let path = machines::model_path(&config)?;
+    let model = Arc::new(machines::open(&path)?);
+    let name = machines::model_name(&config, &path);
+    let executors = machines::executors(&config, &model)?;
+    let served = machines::served_model(name.clone(), &model);
+    let engine = Engine::start(machines::engine_config(&config)?, served, executors).context("start the engine")?;
+    let context = longest_sequence(&engine, &config);
+    let app = Arc::new(App::new(engine, model, name, config, identity, tenants, context));
+    runtime.block_on(serve(Arc::clone(&app), listeners, start))?;
+    let is_joined = app.engine.shutdown();
+    tracing::info!(joined = is_joined, "stopped");
+    Ok(())
+}
+
+fn read_tenants(config: &Config, identity: &Identity) -> Result<Tenants> {
+    match &config.server.keys {
+        None => Ok(Tenants::open(identity)),
+        Some(path) => Ok(Tenants::read(path, identity)?),
+    }
+}
+
+/// What one replica can hold for one sequence: the model's context or the whole pool, whichever is less.
+fn longest_sequence(engine: &Engine, config: &Config) -> u32 {
+    let pool = u64::from(config.replicas.kv_blocks) * u64::from(config.replicas.block_size_tokens);
+    u64::from(engine.geometry().context_tokens_max).min(pool) as u32
+}
+
+struct Listeners {
+    api: Listener,
+    admin: Option<Listener>,
+}
+
+impl Listeners {
+    fn bind(config: &Config) -> Result<Self> {
+        let admin = config.server.admin_listen.map(Listener::bind).transpose()?;
+        Ok(Self { api: Listener::bind(config.server.listen)?, admin })
+    }
+}
+
+async fn serve(app: Arc<App>, listeners: Listeners, start: Instant) -> Result<()> {
+    let mut signals = Signals::new()?;
+    let (stop, stopped) = watch::channel(false);
+    let http = &app.config.http;
+    let timeouts = Timeouts {
+        headers: Duration::from_millis(http.headers_timeout_ms),
+        send: Duration::from_millis(http.send_timeout_ms),
+        send_buffer_bytes: http.send_buffer_bytes,
+    };
+    announce(&app, &listeners, start);
+    let mut serving = tokio::task::JoinSet::new();
+    let api = edge::api(Arc::clone(&app));
+    serving.spawn(edge::serve(listeners.api, api, http.connections_max, timeouts, stopped.clone()));
+    if let Some(listener) = listeners.admin {
+        serving.spawn(edge::serve(listener, edge::admin(Arc::clone(&app)), 16, timeouts, stopped));
+    }
+    signals.until_stop(&app).await;
+    drain(&app).await?;
+    // Only now does the listener close: while draining, probes and new callers are told so.
+    stop.send_replace(true);
+    let closing = async { while serving.join_next().await.is_some() {} };
+    if tokio::time::timeout(CLOSE_GRACE, closing).await.is_err() {
+        tracing::warn!("some connections did not close in time");
+    }
+    Ok(())
+}
+
+fn announce(app: &App, listeners: &Listeners, start: Instant) {
+    let address = listeners.api.address;
+    let admin = listeners.admin.as_ref().map(|listener| listener.address.to_string());
+    tracing::info!(
+        %address,
+        admin = admin.as_deref().unwrap_or("none"),
+        model = app.model_name,
+        fingerprint = app.model.manifest().fingerprint(),
+        replicas = app.config.replicas.count,
+        kv_blocks = app.config.replicas.kv_blocks,
+        context_tokens = app.context_tokens_max,
+        tenants = app.tenants().len(),
+        policies = "native defaults",
+        seconds = start.elapsed().as_secs_f32(),
+        "ready"
+    );
+    eprintln!(
+        "\nPenstock serves {} on http://{address}\n  try: curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{{\"model\": \"{}\", \"temperature\": 0, \"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France?\"}}]}}'\n",
+        app.model_name, app.model_name
+    );
+}
+
+async fn drain(app: &Arc<App>) -> Result<()> {
+    let grace = penstock_base::Duration::from_s(app.config.server.drain_grace_s);
+    let draining = Arc::clone(app);
+    let report = tokio::task::spawn_blocking(move || draining.engine.drain(grace)).await.context("drain")?;
+    tracing::info!(cancelled = report.cancelled, left = report.left, "drained");
+    Ok(())
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let listen = |kind| signal(kind).context("listen for signals");
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    async fn until_stop(&mut self, app: &App) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => break,
+                _ = self.interrupt.recv() => break,
+                _ = self.hangup.recv() => reload(app, app.config.server.keys.as_deref()),
+            }
+        }
+        tracing::info!(grace_s = app.config.server.drain_grace_s, "asked to stop: draining");
+    }
+}
+
+/// Reads the key file again; a broken one keeps the last good.
+fn reload(app: &App, keys: Option<&Path>) {
+    let Some(path) = keys else {
+        tracing::info!("no key file to read again");
+        return;
+    };
+    match Tenants::read(path, &app.identity) {
+        Ok(tenants) => {
+            tracing::info!(tenants = tenants.len(), "read the key file again");
+            app.replace_tenants(tenants);
+        }
+        Err(faults) => tracing::error!(%faults, "the key file is broken: the last good one stays in force"),
+    }
+}
