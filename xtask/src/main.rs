@@ -13,6 +13,7 @@ mod tidy;
 mod cache_dir;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
@@ -61,7 +62,17 @@ enum Task {
     },
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(fault) => {
+            eprintln!("xtask: {fault:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     match Args::parse().task {
         Task::Serve { args } => serve::serve(&args),
         Task::Test { quick, only } => suites::run(quick, only.as_deref()),

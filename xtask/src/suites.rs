@@ -96,7 +96,8 @@ fn clippy(setting: &Setting) -> Result<Counts> {
 
 /// Licences, bans and sources; advisories need a database that is fetched, so they are the release's business.
 fn deny(setting: &Setting) -> Result<Counts> {
-    let is_there = Command::new(env!("CARGO")).args(["deny", "--version"]).output().is_ok_and(|out| out.status.success());
+    let is_there =
+        Command::new(env!("CARGO")).args(["deny", "--version"]).output().is_ok_and(|out| out.status.success());
     if !is_there {
         return skipped("cargo-deny is not installed (cargo install cargo-deny); tidy has checked the licences");
     }

@@ -86,7 +86,10 @@ pub fn executors(config: &Config, model: &Model) -> Result<Vec<Box<dyn Executor>
     let mut executors: Vec<Box<dyn Executor>> = Vec::new();
     for replica in 0..config.replicas.count {
         let executor = CpuExecutor::new(Arc::clone(&weights), &options, &budget).with_context(|| {
-            format!("make replica {replica} of {}: fewer --kv-blocks or --replicas need less memory", config.replicas.count)
+            format!(
+                "make replica {replica} of {}: fewer --kv-blocks or --replicas need less memory",
+                config.replicas.count
+            )
         })?;
         executors.push(Box::new(executor));
     }

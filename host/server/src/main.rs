@@ -7,11 +7,21 @@ mod machines;
 mod serve;
 mod tenants;
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
 use cli::{Cli, Command, Page, ServeArgs};
 use tracing_subscriber::EnvFilter;
+
+/// What stands above the table of metrics.
+const METRICS_PREFACE: &str = "\
+# Metrics
+
+`GET /metrics` gives these as Prometheus text. Each also carries the label `model_name`. Labels are bounded: no tenant, no request id, no
+text. Times are in seconds. This page is made from the table that the exporter uses: `cargo xtask metrics`.
+
+";
 
 fn main() -> ExitCode {
     match Cli::parse().command {
@@ -24,7 +34,7 @@ fn main() -> ExitCode {
             Ok(())
         }),
         Command::Describe { what: Page::Metrics } => {
-            print!("{}", penstock_engine::metrics::describe_all());
+            print!("{METRICS_PREFACE}{}", penstock_engine::metrics::describe_all());
             ExitCode::SUCCESS
         }
     }
@@ -51,6 +61,9 @@ fn with_config(args: &ServeArgs, run: impl FnOnce(config::Config) -> anyhow::Res
 fn start_logging() {
     let filter = EnvFilter::try_from_env("PENSTOCK_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let is_json = std::env::var("PENSTOCK_LOG_FORMAT").is_ok_and(|format| format == "json");
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     if is_json { logs.json().init() } else { logs.init() }
 }

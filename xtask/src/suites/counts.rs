@@ -57,7 +57,8 @@ mod tests {
 
     #[test]
     fn closing_lines_of_both_runners_are_read() {
-        let libtest = "test result: FAILED. 12 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.01s";
+        let libtest =
+            "test result: FAILED. 12 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.01s";
         assert_eq!(Counts::from_libtest(libtest), Some(Counts { passed: 12, failed: 1, skipped: 2 }));
         let pytest = "==== 2 failed, 10 passed, 1 skipped, 3 warnings in 3.10s ====";
         assert_eq!(Counts::from_pytest(pytest), Some(Counts { passed: 10, failed: 2, skipped: 1 }));

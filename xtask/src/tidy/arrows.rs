@@ -46,7 +46,11 @@ const EDGE_ONLY: &[&str] = &["axum", "clap", "toml", "tower-http"];
 
 pub fn check(metadata: &Metadata) -> Vec<String> {
     let packages = metadata.workspace_packages();
-    packages.iter().filter(|package| package.name.as_str() != "xtask").flat_map(|package| check_package(package)).collect()
+    packages
+        .iter()
+        .filter(|package| package.name.as_str() != "xtask")
+        .flat_map(|package| check_package(package))
+        .collect()
 }
 
 fn check_package(package: &Package) -> Vec<String> {
@@ -66,7 +70,10 @@ fn check_package(package: &Package) -> Vec<String> {
     for name in normal {
         let is_allowed = match name.strip_prefix("penstock-") {
             Some(own) => room.uses.contains(&own),
-            None => room.pure_with.is_none_or(|extra| extra.contains(&name)) && (short == "server" || !EDGE_ONLY.contains(&name)),
+            None => {
+                room.pure_with.is_none_or(|extra| extra.contains(&name))
+                    && (short == "server" || !EDGE_ONLY.contains(&name))
+            }
         };
         if !is_allowed {
             faults.push(format!("{short} must not use {name} (docs/architecture.md has the layers)"));

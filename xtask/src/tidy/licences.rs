@@ -21,7 +21,9 @@ pub fn check(root: &Path, metadata: &Metadata) -> Result<Vec<String>> {
     let allowed = toml::from_str::<Deny>(&text).context("parse deny.toml")?.licenses.allow;
     let faults = metadata.packages.iter().filter_map(|package| match &package.license {
         Some(expression) if satisfies(expression, &allowed) => None,
-        Some(expression) => Some(format!("{} {}: licence {expression} is not allowed by deny.toml", package.name, package.version)),
+        Some(expression) => {
+            Some(format!("{} {}: licence {expression} is not allowed by deny.toml", package.name, package.version))
+        }
         None => Some(format!("{} {} names no licence", package.name, package.version)),
     });
     Ok(faults.collect())

@@ -168,7 +168,9 @@ mod tests {
         )
         .unwrap_err()
         .to_string();
-        for part in ["server.listen", "server.drain_grace_seconds", "replicas.count = 0", "replicas.kv_blocks", "[engine]"] {
+        for part in
+            ["server.listen", "server.drain_grace_seconds", "replicas.count = 0", "replicas.kv_blocks", "[engine]"]
+        {
             assert!(faults.contains(part), "{part} is missing in:\n{faults}");
         }
         assert_eq!(faults.lines().count(), 5, "{faults}");

@@ -97,10 +97,7 @@ fn bearer(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
     }
 }
 
-fn objective<'a>(
-    app: &'a App,
-    headers: &HeaderMap,
-) -> Result<Option<&'a crate::config::ObjectiveConfig>, ApiError> {
+fn objective<'a>(app: &'a App, headers: &HeaderMap) -> Result<Option<&'a crate::config::ObjectiveConfig>, ApiError> {
     let Some(asked) = name(headers, OBJECTIVE)? else { return Ok(None) };
     let found = app.config.objectives.get(asked);
     let names = || app.config.objectives.keys().map(String::as_str).collect::<Vec<_>>().join(", ");

@@ -56,7 +56,13 @@ impl Listener {
 }
 
 /// Serves until `stop` turns true, then lets open connections finish what they answer.
-pub async fn serve(listener: Listener, router: Router, most: usize, timeouts: Timeouts, mut stop: watch::Receiver<bool>) {
+pub async fn serve(
+    listener: Listener,
+    router: Router,
+    most: usize,
+    timeouts: Timeouts,
+    mut stop: watch::Receiver<bool>,
+) {
     let slots = Arc::new(Semaphore::new(most));
     loop {
         let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };

@@ -119,7 +119,9 @@ impl ApiError {
             Outcome::Refused(refusal) => of_refusal(refusal),
             Outcome::TimedOut(phase) => {
                 let (code, message) = match phase {
-                    Phase::Queue => ("queue_timeout", "the request waited longer than its deadline or the queue's limit"),
+                    Phase::Queue => {
+                        ("queue_timeout", "the request waited longer than its deadline or the queue's limit")
+                    }
                     Phase::Prefill => ("prefill_timeout", "the deadline passed while the prompt was computed"),
                     Phase::Decode => ("decode_timeout", "the deadline passed while tokens were produced"),
                 };

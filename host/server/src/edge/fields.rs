@@ -158,7 +158,9 @@ mod tests {
 
     #[test]
     fn errors_name_the_field_and_null_is_absent() {
-        let mut body = fields(r#"{"n": 9, "seed": null, "stream_options": {"include_usage": 3}, "top_p": "x", "max_tokens": 1.5}"#);
+        let mut body = fields(
+            r#"{"n": 9, "seed": null, "stream_options": {"include_usage": 3}, "top_p": "x", "max_tokens": 1.5}"#,
+        );
         assert_eq!(body.integer("n", 1..=8).unwrap_err().param.as_deref(), Some("n"));
         assert_eq!(body.integer("seed", 0..=9).unwrap(), None);
         let mut options = body.object("stream_options").unwrap().unwrap();

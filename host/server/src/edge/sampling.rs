@@ -121,7 +121,8 @@ fn logit_bias(body: &mut Fields, vocabulary: u32) -> Result<Vec<(u32, f32)>, Api
 
 fn stop_tokens(body: &mut Fields, vocabulary: u32) -> Result<Vec<u32>, ApiError> {
     let what = || {
-        let message = format!("`stop_token_ids` must be a list of up to {STOP_TOKENS_MAX} token ids below {vocabulary}");
+        let message =
+            format!("`stop_token_ids` must be a list of up to {STOP_TOKENS_MAX} token ids below {vocabulary}");
         ApiError::bad_field("stop_token_ids", message)
     };
     let list = match body.take("stop_token_ids") {
@@ -139,7 +140,8 @@ fn stop_tokens(body: &mut Fields, vocabulary: u32) -> Result<Vec<u32>, ApiError>
 fn extension(body: &mut Fields, traits: &mut Traits) -> Result<u8, ApiError> {
     body.text("cache_salt")?;
     let Some(mut extension) = body.object("penstock")? else { return Ok(50) };
-    let flags = [("may_degrade", Traits::MAY_DEGRADE), ("may_defer", Traits::MAY_DEFER), ("no_store", Traits::NO_STORE)];
+    let flags =
+        [("may_degrade", Traits::MAY_DEGRADE), ("may_defer", Traits::MAY_DEFER), ("no_store", Traits::NO_STORE)];
     for (field, bit) in flags {
         if extension.flag(field)?.unwrap_or(false) {
             *traits = traits.with(bit);

@@ -112,19 +112,23 @@ impl Envelope {
 
     /// The whole answer.
     pub fn whole(&self, choices: &[Choice], echoes: &[usize], usage: &Usage) -> Value {
-        let choices: Vec<Value> = choices.iter().enumerate().map(|(index, choice)| {
-            let reason = choice.outcome.and_then(finish_reason);
-            let logprobs = self.logprobs(&choice.tokens, echoes.get(index).copied().unwrap_or(0));
-            match self.api {
-                Api::Chat => {
-                    let message = json!({"role": "assistant", "content": choice.text, "refusal": null});
-                    json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
+        let choices: Vec<Value> = choices
+            .iter()
+            .enumerate()
+            .map(|(index, choice)| {
+                let reason = choice.outcome.and_then(finish_reason);
+                let logprobs = self.logprobs(&choice.tokens, echoes.get(index).copied().unwrap_or(0));
+                match self.api {
+                    Api::Chat => {
+                        let message = json!({"role": "assistant", "content": choice.text, "refusal": null});
+                        json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
+                    }
+                    Api::Completion => {
+                        json!({"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": reason})
+                    }
                 }
-                Api::Completion => {
-                    json!({"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": reason})
-                }
-            }
-        }).collect();
+            })
+            .collect();
         let object = match self.api {
             Api::Chat => "chat.completion",
             Api::Completion => "text_completion",
@@ -148,9 +152,10 @@ fn spelled(bytes: &[u8]) -> String {
 }
 
 fn chat_logprob(token: &DeliveredToken) -> Value {
-    let top = token.top.iter().map(|(_, bytes, logprob)| {
-        json!({"token": spelled(bytes), "logprob": logprob, "bytes": bytes})
-    });
+    let top = token
+        .top
+        .iter()
+        .map(|(_, bytes, logprob)| json!({"token": spelled(bytes), "logprob": logprob, "bytes": bytes}));
     json!({
         "token": spelled(&token.bytes),
         "logprob": token.logprob,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_base::{Instant, Priority};
-use penstock_engine::{EventStream, SubmitError, Submission};
+use penstock_engine::{EventStream, Submission, SubmitError};
 
 use super::app::App;
 use super::caller::Caller;

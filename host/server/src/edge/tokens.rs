@@ -42,11 +42,7 @@ pub async fn model(
 }
 
 /// `POST /tokenize`: `{"prompt": ".."}` or `{"messages": [..]}` to ids.
-pub async fn tokenize(
-    State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Json<Value>, ApiError> {
+pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Json<Value>, ApiError> {
     Caller::of(&app, &headers)?;
     let held = body::read(&app, body).await?;
     let mut fields = Fields::parse(&held.bytes)?;
@@ -70,11 +66,7 @@ pub async fn tokenize(
 }
 
 /// `POST /detokenize`: `{"tokens": [..]}` to text.
-pub async fn detokenize(
-    State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Json<Value>, ApiError> {
+pub async fn detokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Json<Value>, ApiError> {
     Caller::of(&app, &headers)?;
     let held = body::read(&app, body).await?;
     let mut fields = Fields::parse(&held.bytes)?;

@@ -67,7 +67,11 @@ impl KeyFile {
         let mut faults = Faults::default();
         let entries = match table.remove("tenant") {
             Some(toml::Value::Array(entries)) => entries,
-            _ => return Err(Faults::one("no tenant: write at least one [[tenant]] with name and keys_sha256".to_owned())),
+            _ => {
+                return Err(Faults::one(
+                    "no tenant: write at least one [[tenant]] with name and keys_sha256".to_owned(),
+                ));
+            }
         };
         for key in table.keys() {
             faults.push(format!("{key} is not known here; a key file holds [[tenant]] tables only"));
@@ -186,10 +190,14 @@ mod tests {
 
     #[test]
     fn a_key_finds_its_tenant_and_a_wrong_one_does_not() {
-        let text = format!("[[tenant]]\nname = \"a\"\nkeys_sha256 = [\"{DIGEST_A}\"]\nweight = 2.0\nclass_ceiling = 2\n");
+        let text =
+            format!("[[tenant]]\nname = \"a\"\nkeys_sha256 = [\"{DIGEST_A}\"]\nweight = 2.0\nclass_ceiling = 2\n");
         let tenants = Tenants::parse(&text, &Identity::new([1; 32])).unwrap();
         let tenant = tenants.authenticate(Some("secret-a")).unwrap();
-        assert_eq!((tenant.terms.weight_ppm, tenant.class_ceiling.get(), tenant.class_default.get()), (2_000_000, 2, 2));
+        assert_eq!(
+            (tenant.terms.weight_ppm, tenant.class_ceiling.get(), tenant.class_default.get()),
+            (2_000_000, 2, 2)
+        );
         assert_eq!(tenants.authenticate(Some("secret-b")), Err(AuthFault::Unknown));
         assert_eq!(tenants.authenticate(None), Err(AuthFault::Missing));
     }
