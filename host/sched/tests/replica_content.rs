@@ -148,13 +148,10 @@ fn run(seed: u64, inflight_max: usize, rough: bool) -> Seen {
 }
 
 fn many(seeds: core::ops::Range<u64>, inflight_max: usize, rough: bool) {
-    let mut sum = Seen::default();
+    let (mut sum, is_survey) = (Seen::default(), seeds.end - seeds.start >= 20);
     for seed in seeds {
         let run = std::panic::catch_unwind(|| run(seed, inflight_max, rough));
-        let seen = run.unwrap_or_else(|panic| {
-            eprintln!("seed {seed} at depth {inflight_max}, rough {rough}");
-            std::panic::resume_unwind(panic)
-        });
+        let seen = run.unwrap_or_else(|_| panic!("seed {seed} at depth {inflight_max}, rough {rough}"));
         sum.preemptions += seen.preemptions;
         sum.hit_tokens += seen.hit_tokens;
         sum.evicted_blocks += seen.evicted_blocks;
@@ -162,37 +159,35 @@ fn many(seeds: core::ops::Range<u64>, inflight_max: usize, rough: bool) {
         sum.ended += seen.ended;
     }
     // A run over seeds that never met the thing it is about proves nothing.
-    assert!(sum.preemptions > 0 && sum.hit_tokens > 0 && sum.evicted_blocks > 0 && sum.copies > 0 && sum.ended > 0);
-    eprintln!(
-        "{} ended, {} preempted, {} hit, {} evicted, {} copied",
-        sum.ended, sum.preemptions, sum.hit_tokens, sum.evicted_blocks, sum.copies
-    );
+    let met = sum.preemptions > 0 && sum.hit_tokens > 0 && sum.evicted_blocks > 0 && sum.copies > 0 && sum.ended > 0;
+    assert!(met || !is_survey);
 }
 
+/// `PENSTOCK_SEED=17` runs that one, `PENSTOCK_SEEDS=4000` runs so many.
 fn seeds(default: u64) -> core::ops::Range<u64> {
-    let from = std::env::var("REPLICA_SEED").ok().and_then(|text| text.parse().ok());
-    match from {
+    let number = |name| std::env::var_os(name)?.to_str()?.parse::<u64>().ok();
+    match number("PENSTOCK_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..std::env::var("REPLICA_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default),
+        None => 0..number("PENSTOCK_SEEDS").unwrap_or(default),
     }
 }
 
 #[test]
 fn one_step_in_flight() {
-    many(seeds(60), 1, false);
+    many(seeds(30), 1, false);
 }
 
 #[test]
 fn two_steps_in_flight() {
-    many(seeds(60), 2, false);
+    many(seeds(30), 2, false);
 }
 
 #[test]
 fn one_step_in_flight_with_cancels_failures_and_stances() {
-    many(seeds(60), 1, true);
+    many(seeds(30), 1, true);
 }
 
 #[test]
 fn two_steps_in_flight_with_cancels_failures_and_stances() {
-    many(seeds(60), 2, true);
+    many(seeds(30), 2, true);
 }

@@ -45,7 +45,7 @@ impl CostFit {
     pub(super) fn new(prior: StepCost) -> Self {
         let terms = [prior.base_ns, prior.prefill_token_ns, prior.decode_row_ns, prior.kv_token_ns];
         Self {
-            terms: terms.map(|ns| ns.min(u64::MAX >> SCALE_BITS).max(1) << SCALE_BITS),
+            terms: terms.map(|ns| ns.clamp(1, u64::MAX >> SCALE_BITS) << SCALE_BITS),
             prefill_samples: 0,
             step: Duration::ZERO,
         }

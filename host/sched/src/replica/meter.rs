@@ -28,7 +28,7 @@ impl Rate {
         if dt == 0 {
             return *self;
         }
-        let counted = u128::from(self.pending) * SECOND_NS << SCALE_BITS;
+        let counted = (u128::from(self.pending) * SECOND_NS) << SCALE_BITS;
         let scaled = (u128::from(self.scaled) * SECOND_NS + counted) / (SECOND_NS + dt);
         Self { scaled: u64::try_from(scaled).unwrap_or(u64::MAX), as_of: now, pending: 0 }
     }

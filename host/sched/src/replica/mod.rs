@@ -51,6 +51,8 @@ use sequence::{Request, Sequence, Vacancies};
 
 /// Events of the prefix cache between two steps; a flush of a larger cache is told as one.
 const CACHE_EVENTS_MAX: u32 = 65_536;
+/// Longest sequence: positions and blocks of it are 32-bit numbers with room to round up.
+const CONTEXT_TOKENS_MAX: u32 = 1 << 30;
 /// Tenants with cached content.
 const CACHE_TENANTS_MAX: u32 = 4_096;
 
@@ -137,7 +139,7 @@ pub struct Replica {
 }
 
 /// Buffers without meaning between two uses.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Scratch {
     copies: Vec<penstock_kv::CopyOnWrite>,
     adopted: Vec<penstock_kv::Adopted>,
@@ -149,6 +151,26 @@ struct Scratch {
     promised: Vec<(u32, u32)>,
 }
 
+impl Scratch {
+    fn with_room(config: &ReplicaConfig) -> Self {
+        Self {
+            copies: Vec::with_capacity(config.slots as usize),
+            adopted: Vec::with_capacity(config.slots as usize),
+            events: Vec::with_capacity(config.blocks.min(4_096) as usize + 64),
+            runs: Vec::with_capacity(config.eviction_rows),
+            priced: Vec::with_capacity(config.eviction_rows),
+            victims: Vec::with_capacity(config.victim_rows),
+            rows: Vec::with_capacity(config.victim_rows),
+            promised: Vec::with_capacity(config.slots as usize),
+        }
+    }
+}
+
+/// A plan with room for a row of every slot and a few operations each; longer block tables make it grow once.
+fn roomy_plan(slots: usize) -> Plan {
+    Plan { batch: BatchId(0), ops: Vec::with_capacity(8 * slots), rows: Vec::with_capacity(slots) }
+}
+
 impl ReplicaConfig {
     /// The nearest configuration that the limits and the machine allow.
     fn clamped(mut self) -> Self {
@@ -157,7 +179,7 @@ impl ReplicaConfig {
         self.step_tokens = self.step_tokens.clamp(1, STEP_TOKENS_MAX);
         self.slots = self.slots.clamp(1, SLOTS_MAX as u32).min(self.step_tokens);
         self.chunk_tokens = self.chunk_tokens.clamp(1, self.step_tokens);
-        self.context_tokens_max = self.context_tokens_max.max(1);
+        self.context_tokens_max = self.context_tokens_max.clamp(1, CONTEXT_TOKENS_MAX);
         self.inflight_max = self.inflight_max.clamp(1, INFLIGHT_MAX);
         self.ready_window = self.ready_window.min(READY_WINDOW_MAX);
         self.watermarks.high_ppm = self.watermarks.high_ppm.min(1_000_000);
@@ -239,16 +261,16 @@ impl Replica {
             stale_count: 0,
             next_deadline: Instant::NEVER,
             digest: Digest::default(),
-            plans: Vec::with_capacity(INFLIGHT_MAX + 1),
-            row_buffers: Vec::with_capacity(INFLIGHT_MAX + 1),
+            plans: (0..=INFLIGHT_MAX).map(|_| roomy_plan(slots)).collect(),
+            row_buffers: (0..=INFLIGHT_MAX).map(|_| Vec::with_capacity(slots)).collect(),
             tables: in_ready_window.map(|_| BlockTable::with_capacity(table_max)).collect(),
-            scratch: Scratch::default(),
+            scratch: Scratch::with_room(&config),
             config,
         }
     }
 
     /// Advances the machine by one input. Total and deterministic: equal state, `now` and input give equal effects everywhere.
-    /// Never blocks, never fails: a bad input is an effect. Allocation-free at steady state.
+    /// Never blocks, never fails: a bad input is an effect. Allocation-free at steady state, the full walk over the invariants aside.
     pub fn step(
         &mut self,
         now: Instant,
@@ -309,7 +331,7 @@ impl Replica {
 
     /// Gives a plan's buffers back, so that the next plan allocates nothing.
     pub fn recycle(&mut self, mut plan: Plan) {
-        if self.plans.len() < self.plans.capacity() {
+        if self.plans.len() <= INFLIGHT_MAX {
             plan.clear();
             self.plans.push(plan);
         }

@@ -5,7 +5,9 @@
 //! reference shows as a wrong content at the very row that would have read it. Sampled tokens are a function of history, seed and index
 //! alone, so the right output of a request is known without any scheduler: [`expected_output`].
 
-use std::collections::HashMap;
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::collections::BTreeMap;
 
 use penstock_base::plan::{Plan, PlanOp, PlanRow, RowDone, TokenSource};
 use penstock_base::{BatchId, BlockKey, BlockRef, SeqId};
@@ -106,9 +108,9 @@ pub struct ContentExecutor {
     block_size: usize,
     content: Vec<Vec<Option<u64>>>,
     generation: Vec<u32>,
-    slots: HashMap<u32, Slot>,
+    slots: BTreeMap<u32, Slot>,
     /// Tokens of the batches in flight, by batch and row.
-    results: HashMap<(u64, u32), (SeqId, u32)>,
+    results: BTreeMap<(u64, u32), (SeqId, u32)>,
     reads: Vec<Reads>,
     next_batch: Option<u64>,
     step_tokens: u32,
@@ -120,8 +122,8 @@ impl ContentExecutor {
             block_size: block_size as usize,
             content: vec![vec![None; block_size as usize]; blocks as usize],
             generation: vec![0; blocks as usize],
-            slots: HashMap::new(),
-            results: HashMap::new(),
+            slots: BTreeMap::new(),
+            results: BTreeMap::new(),
             reads: Vec::new(),
             next_batch: None,
             step_tokens,

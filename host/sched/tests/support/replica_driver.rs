@@ -129,6 +129,7 @@ pub struct Driver {
     pub evicted_blocks: u32,
     pub copies: u32,
     pub stale: u32,
+    pub fallbacks: u32,
     pub dispatches: u64,
     /// Show a plan's operations in the trace.
     pub show_ops: bool,
@@ -161,6 +162,7 @@ impl Driver {
             evicted_blocks: 0,
             copies: 0,
             stale: 0,
+            fallbacks: 0,
             dispatches: 0,
             show_ops: false,
             may_break: false,
@@ -469,6 +471,10 @@ impl Driver {
                 self.trace.push("stale".to_string());
             }
             ReplicaEvent::Preempted { .. } => self.preemptions += 1,
+            ReplicaEvent::Fallback { reason, .. } => {
+                assert_ne!(reason, 0, "no opinion is no strike");
+                self.fallbacks += 1;
+            }
             ReplicaEvent::Evicted { blocks } => self.evicted_blocks += blocks,
             _ => {}
         }

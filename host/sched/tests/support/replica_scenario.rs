@@ -16,6 +16,8 @@
 //! Prompts without `like` share nothing; `like=B:16` starts with the first 16 tokens of B's. Answers never stop by themselves unless
 //! they have a seed.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use penstock_base::plan::BatchFailure;
 use penstock_base::{CancelCause, ClassRank, Duration, Instant, Outcome};
 use penstock_sched::message::{ReplicaStance, ToReplica};
@@ -33,10 +35,9 @@ pub fn run(text: &str) -> String {
     driver.copy_every = 1;
     let mut trace = String::new();
     for line in lines().filter(|line| !line.starts_with("config")) {
-        // Shown when a command panics.
-        println!("{line}");
         driver.trace.clear();
-        command(&mut driver, line);
+        let done = catch_unwind(AssertUnwindSafe(|| command(&mut driver, line)));
+        done.unwrap_or_else(|_| panic!("at: {line}"));
         trace += line;
         trace += "\n";
         for effect in driver.trace.iter().flat_map(|effect| effect.lines()) {
