@@ -26,7 +26,7 @@ impl Replica {
         let placed = self.running.len() + self.resume.len() + self.sequence_entries.len() as usize;
         ensure(placed <= self.config.slots as usize, "a sequence stands in two places")?;
         ensure(self.batches.len() <= self.config.inflight_max, "more steps are in flight than configured")?;
-        ensure(self.prefill_rounds <= PREFILL_ROUNDS_MAX + 1, "prompts starve decodes")?;
+        ensure(self.prefill_rounds <= PREFILL_ROUNDS_MAX, "prompts starve decodes")?;
         let budget = u64::from(self.config.step_tokens);
         ensure(self.batches.iter().all(|batch| batch.query_tokens <= budget), "a step is over its token budget")?;
         ensure(self.ready.len() <= self.config.ready_window, "the ready window is overfull")

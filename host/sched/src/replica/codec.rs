@@ -53,7 +53,7 @@ impl Replica {
             w.u8(order.class.get());
         });
         out.u8(self.ladder_level);
-        out.u32(self.short_blocks);
+        out.u32(self.growth_blocks);
         out.u32(self.prefill_rounds);
         out.u64(self.generation.0);
         out.bool(self.draining);
@@ -107,7 +107,7 @@ impl Replica {
         to.meters = Meters::decode(from)?;
         to.preempt_order = from.option(|r| Ok(PreemptOrder { blocks: r.u64()?, class: class(r)? }))?;
         to.ladder_level = from.u8()?;
-        to.short_blocks = from.u32()?;
+        to.growth_blocks = from.u32()?;
         to.prefill_rounds = from.u32()?;
         to.generation = Generation(from.u64()?);
         to.draining = from.bool()?;

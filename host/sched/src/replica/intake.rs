@@ -173,7 +173,7 @@ impl Replica {
         let keys = if self.config.prefix_cache { Keys::prompt(&request.manifest.keys) } else { Keys::default() };
         let ask =
             Admit { owner: OwnerId(entry), keys, input_tokens: request.prompt(), total_blocks, class: request.class };
-        let spare = self.kv.available_blocks().saturating_sub(self.short_blocks);
+        let spare = self.kv.available_blocks().saturating_sub(self.growth_blocks);
         let fits = total_blocks.saturating_sub(self.kv.lookup(now, keys, request.prompt()).blocks) <= spare;
         if !fits || self.kv.admit(now, ask, &mut table).is_err() {
             self.tables.push(table);

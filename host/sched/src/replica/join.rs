@@ -138,7 +138,7 @@ impl Replica {
         };
         let input_tokens = seq.prompt + seq.sampled.min(seq.max_output - 1);
         let ask = Admit { owner: OwnerId(seq.request), keys, input_tokens, total_blocks: total, class: request.class };
-        let spare = self.kv.available_blocks().saturating_sub(self.short_blocks);
+        let spare = self.kv.available_blocks().saturating_sub(self.growth_blocks);
         if total.saturating_sub(self.kv.lookup(now, keys, input_tokens).blocks) > spare {
             return None;
         }

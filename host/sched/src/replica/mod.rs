@@ -102,8 +102,8 @@ pub struct Replica {
     preempt_order: Option<PreemptOrder>,
     /// Level of the native ladder, for when no stance is fresh.
     ladder_level: u8,
-    /// Blocks that running sequences lacked in the last plan: not given to new work.
-    short_blocks: u32,
+    /// Blocks that the next tokens of running sequences need beyond what was promised, as of the last plan: not given to new work.
+    growth_blocks: u32,
     /// Steps in a row that computed prompts while no decode could.
     prefill_rounds: u32,
     /// The cheapest runs were priced again in this plan already.
@@ -246,7 +246,7 @@ impl Replica {
             meters: Meters::starting_at(now),
             preempt_order: None,
             ladder_level: 0,
-            short_blocks: 0,
+            growth_blocks: 0,
             prefill_rounds: 0,
             repriced: false,
             generation: Generation(0),

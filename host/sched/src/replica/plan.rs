@@ -118,7 +118,7 @@ impl Replica {
             }
         }
         let prefills = draft.shape.prefill_tokens > 0;
-        self.prefill_rounds = if waits && prefills { self.prefill_rounds + 1 } else { 0 };
+        self.prefill_rounds = if waits && prefills { (self.prefill_rounds + 1).min(PREFILL_ROUNDS_MAX) } else { 0 };
     }
 
     /// The next chunk of a prompt, cut to the budget and to the blocks that are there.

@@ -234,7 +234,7 @@ impl Replica {
         Credit {
             requests: slots + window,
             prefill_tokens: wanted.saturating_sub(sum.prefill_tokens),
-            blocks: u64::from(self.kv.available_blocks().saturating_sub(self.short_blocks)),
+            blocks: u64::from(self.kv.available_blocks().saturating_sub(self.growth_blocks)),
         }
     }
 

@@ -28,12 +28,14 @@ pub(super) enum Cause {
     Overload = 1,
 }
 
-/// What is missing for the next token of every running sequence.
+/// What the next token of every running sequence needs beyond promises.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Shortage {
+struct Growth {
     blocks: u32,
+    /// Of these, missing.
+    short_blocks: u32,
     /// The first sequence that cannot grow.
-    needy: u32,
+    needy: Option<u32>,
 }
 
 /// A question about victims.
@@ -49,31 +51,31 @@ struct Wanted {
 impl Replica {
     /// Sees to it that running sequences can write their next token, as far as that is possible in this step.
     pub(super) fn free_for_growth(&mut self, now: Instant, policies: &mut dyn Policies, effects: &mut ReplicaEffects) {
-        self.short_blocks = 0;
         // Each round ends with something given up or somebody gone.
         for _ in 0..=2 * self.config.slots + self.config.ready_window as u32 {
-            let Some(short) = self.shortage() else { return };
-            if self.strip_ready(now, short.blocks) {
+            let growth = self.growth();
+            self.growth_blocks = growth.blocks;
+            let (short, Some(needy)) = (growth.short_blocks, growth.needy) else { return };
+            if self.strip_ready(now, short) {
                 continue;
             }
-            self.short_blocks = short.blocks;
             let counts = self.kv.counts();
             let coming = counts.reclaimable + counts.leased;
-            if coming >= short.blocks {
+            if coming >= short {
                 return;
             }
             if self.running.len() <= 1 {
                 if self.batches.is_empty() && coming == 0 {
-                    self.end_short(now, short.needy, Failure::NoProgress, effects);
+                    self.end_short(now, needy, Failure::NoProgress, effects);
                     continue;
                 }
                 return;
             }
             let wanted = Wanted {
-                blocks: u64::from(short.blocks - coming),
+                blocks: u64::from(short - coming),
                 cause: Cause::Shortage,
                 class: ClassRank::MAX,
-                needy: Some(short.needy),
+                needy: Some(needy),
             };
             if self.ask_victims(now, wanted, policies, effects) > 0 {
                 continue;
@@ -113,8 +115,8 @@ impl Replica {
         u32::from(block.is_none_or(|block| !self.kv.pool().is_writable(block)))
     }
 
-    /// Growth beyond promises for which no block is available.
-    fn shortage(&mut self) -> Option<Shortage> {
+    /// How far running sequences outgrow their promises in the next step.
+    fn growth(&mut self) -> Growth {
         let available = self.kv.available_blocks();
         let (mut growth, mut needy) = (0, None);
         let mut promised = core::mem::take(&mut self.scratch.promised);
@@ -142,7 +144,7 @@ impl Replica {
             }
         }
         self.scratch.promised = promised;
-        needy.map(|needy| Shortage { blocks: growth - available, needy })
+        Growth { blocks: growth, short_blocks: growth.saturating_sub(available), needy }
     }
 
     /// Who would be missed least, by the native order: lowest class, joined last.
