@@ -115,9 +115,12 @@ impl Forward {
     /// # Panics
     /// When a token is outside the vocabulary, or a table is too short or names a block outside the pool.
     pub fn run(&mut self, kv: &mut KvPool, batch: &[SequenceRows<'_>]) -> Result<(), TaskPanicked> {
+        self.kept.clear();
+        if batch.iter().all(|sequence| sequence.tokens.is_empty()) {
+            return Ok(());
+        }
         let model = Arc::clone(&self.model);
         let mut session = model.threads.enter();
-        self.kept.clear();
         let mut pass: Vec<PassRun<'_>> = Vec::with_capacity(batch.len());
         let mut rows = 0;
         for sequence in batch {
