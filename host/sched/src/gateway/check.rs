@@ -3,7 +3,7 @@
 use penstock_base::ClassRank;
 
 use super::State;
-use super::request::{Compute, Place};
+use super::request::{Compute, Place, Request};
 use super::table::NONE;
 
 impl State {
@@ -20,6 +20,11 @@ impl State {
         self.check_owners()
     }
 
+    /// The request in a slot that some structure names.
+    pub(super) fn live(&self, slot: u32) -> Result<&Request, &'static str> {
+        self.requests.table.get(slot).ok_or("places: a structure names a request that is not there")
+    }
+
     /// Lists and counters of everything that waits equal a walk.
     pub(super) fn check_waiting(&self) -> Result<(), &'static str> {
         let (mut requests, mut tokens, mut need_blocks) = (0, 0, 0);
@@ -28,7 +33,7 @@ impl State {
             queue.list.check(&self.requests.outer)?;
             let (mut class_tokens, mut class_need, mut last) = (0, 0, 0);
             for slot in queue.list.iter(&self.requests.outer) {
-                let request = &self.requests.table[slot];
+                let request = self.live(slot)?;
                 if request.class != class || !request.place.is_waiting() || request.wait.ticket <= last {
                     return Err("queue: a class list holds a stranger, or is out of order");
                 }
@@ -60,7 +65,7 @@ impl State {
             let links = if list.0 == 0 { &self.requests.inner } else { &self.requests.outer };
             list.1.check(links)?;
             for slot in list.1.iter(links) {
-                let place = self.requests.table[slot].place;
+                let place = self.live(slot)?.place;
                 if (place == Place::Held) != (list.0 == 0) || (place == Place::Deferred) != (list.0 == 1) {
                     return Err("places: a stranger among the held or deferred");
                 }
@@ -71,7 +76,7 @@ impl State {
         for (_, flow) in self.flows.table.iter() {
             let mut last = 0;
             for slot in flow.queue.iter(&self.requests.inner) {
-                let request = &self.requests.table[slot];
+                let request = self.live(slot)?;
                 if request.place != Place::Queued || request.wait.ticket <= last {
                     return Err("places: a flow's queue holds a stranger, or is out of order");
                 }
@@ -117,17 +122,22 @@ impl State {
 
     /// Counters of tenants and flows equal a walk over requests.
     pub(super) fn check_owners(&self) -> Result<(), &'static str> {
-        let (mut live, mut reserved, mut waiting, mut running) = (0u64, 0u64, 0u64, 0u64);
+        let (mut live, mut reserved, mut waiting, mut running) = (0u64, 0u128, 0u64, 0u64);
         for (_, request) in self.requests.table.iter() {
+            let flowless = request.place == Place::Deferred;
+            let flow = self.flows.table.get(request.flow);
+            if !self.ledger.knows(request.tenant) || flow.is_none() != flowless {
+                return Err("owners: a request without its tenant or flow");
+            }
             live += 1;
-            reserved += request.reserved_tokens;
+            reserved += u128::from(request.reserved_tokens);
             waiting += u64::from(request.place.is_waiting());
             running += u64::from(request.place.at_replica().is_some());
         }
-        let mut tenants = (0u64, 0u64, 0u64, 0u64);
+        let mut tenants = (0u64, 0u128, 0u64, 0u64);
         for (_, tenant) in self.ledger.iter() {
             tenants.0 += u64::from(tenant.live_requests);
-            tenants.1 += tenant.reserved_tokens;
+            tenants.1 += u128::from(tenant.reserved_tokens);
             tenants.2 += u64::from(tenant.queued_requests);
             tenants.3 += u64::from(tenant.running_requests);
         }

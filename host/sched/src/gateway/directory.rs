@@ -140,16 +140,19 @@ impl Directory {
     /// Bounded, sound, and no key without a holder or with one that `known` denies.
     pub fn check(&self, known: impl Fn(u32) -> bool) -> Result<(), &'static str> {
         self.keys.check()?;
+        let mut held = 0;
         for (slot, ()) in self.keys.iter() {
-            let holders = (0..self.words as u32 * 64).filter(|r| self.set(slot)[*r as usize / 64] >> (r % 64) & 1 == 1);
-            let mut count = 0;
-            for holder in holders {
-                count += 1;
-                if !known(holder) {
-                    return Err("directory: a block is held by a replica whose cache is not known");
+            for (at, word) in self.set(slot).iter().enumerate() {
+                let mut left = *word;
+                held += left.count_ones();
+                while left != 0 {
+                    if !known(at as u32 * 64 + left.trailing_zeros()) {
+                        return Err("directory: a block is held by a replica whose cache is not known");
+                    }
+                    left &= left - 1;
                 }
             }
-            if count == 0 {
+            if core::mem::take(&mut held) == 0 {
                 return Err("directory: a key without a holder");
             }
         }

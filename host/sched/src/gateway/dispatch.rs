@@ -33,7 +33,11 @@ impl State {
 
     /// At the end of a step that changed who waits or what is granted.
     pub(super) fn run_dispatch(&mut self, cx: &mut Cx<'_>) {
-        if !core::mem::take(&mut self.wants_dispatch) || self.queue.requests == 0 {
+        if self.queue.requests == 0 {
+            self.wants_dispatch = false;
+            self.kept_since = Instant::NEVER;
+        }
+        if !core::mem::take(&mut self.wants_dispatch) {
             return;
         }
         self.round += 1;
@@ -74,14 +78,16 @@ impl State {
         cx.seats.scratch.slots = slots;
     }
 
-    /// Replicas that collect credit for one request give it when it is enough.
+    /// Replicas that collect credit for one request give it when it is enough, and stop when that one may not start.
     fn serve_withheld(&mut self, cx: &mut Cx<'_>) {
         for at in 0..self.replicas.slots().len() {
             let replica = self.replicas.slots()[at];
             let slot = self.replicas.table[replica].withheld_for;
             let Some(request) = self.requests.table.get(slot) else { continue };
-            if self.may_start(request.class, request.manifest.traits, false) {
+            if self.may_start(request.class, request.manifest.traits, self.starves(slot)) {
                 self.dispatch_if_covered(slot, replica, How::Host, cx);
+            } else {
+                self.end_withholding(slot);
             }
         }
     }

@@ -82,12 +82,12 @@ impl State {
             Place::Deferred => {
                 self.leave_deferred(slot);
                 self.tell_end(slot, end, cx);
-                self.settle(slot, &end.usage, cx);
+                self.settle(slot, &end, cx);
             }
             Place::Queued | Place::Held | Place::Reserved { .. } => {
                 self.leave_queue(slot);
                 self.tell_end(slot, end, cx);
-                self.settle(slot, &end.usage, cx);
+                self.settle(slot, &end, cx);
             }
             Place::Settling { .. } => {}
         }
@@ -99,7 +99,7 @@ impl State {
         if self.requests.table[slot].move_to(Compute::of(end.outcome)) {
             self.tell_end(slot, end, cx);
         }
-        self.settle(slot, &end.usage, cx);
+        self.settle(slot, &end, cx);
     }
 
     /// The client is told, exactly once.
@@ -134,6 +134,7 @@ impl State {
         if !admitted {
             return;
         }
+        self.tell_served_of(self.requests.table[slot].flow, cx);
         let fact = Finished {
             request_id: id.0,
             flow_id: manifest.flow.0,
@@ -181,12 +182,11 @@ impl State {
     }
 
     /// What it reserved comes back, what it used is charged, once: the request is forgotten here.
-    fn settle(&mut self, slot: u32, usage: &Usage, cx: &mut Cx<'_>) {
+    fn settle(&mut self, slot: u32, end: &End, cx: &mut Cx<'_>) {
         let request = &self.requests.table[slot];
         let (tenant, flow, reserved) = (request.tenant, request.flow, request.reserved_tokens);
-        let used = u64::from(usage.prompt_tokens) + u64::from(usage.output_tokens);
+        let used = u64::from(end.usage.prompt_tokens) + u64::from(end.usage.output_tokens);
         let manifest = request.manifest.clone();
-        let compute = request.compute;
         self.ledger.change(tenant, |tenant| {
             tenant.reserved_tokens -= reserved;
             tenant.charged_tokens = tenant.charged_tokens.saturating_add(used);
@@ -197,7 +197,7 @@ impl State {
             tenant_id: manifest.tenant.0,
             used_tokens: used,
             refund_tokens: reserved.saturating_sub(used),
-            outcome_code: compute as u64,
+            outcome_code: outcome_code(end.outcome),
             flow_id: manifest.flow.0,
         };
         self.requests.forget(slot);
@@ -241,10 +241,11 @@ impl State {
         cx.effects.push(GatewayEffect::Event(GatewayEvent::Stale));
     }
 
-    /// `Retry-After` for a full or lost pool: how long what waits would take at the pace of the pool.
+    /// `Retry-After` for a full or lost pool: how long what waits would take at the pace of the pool, a second where
+    /// that is not known.
     pub(super) fn retry_after_ms(&self) -> u32 {
-        let rate = self.replicas.pool.prefill_tokens_per_sec.max(1);
-        let ms = self.queue.tokens.saturating_mul(1_000) / rate;
+        let rate = self.replicas.pool.prefill_tokens_per_sec;
+        let ms = self.queue.tokens.saturating_mul(1_000).checked_div(rate).unwrap_or(0);
         u32::try_from(ms).unwrap_or(u32::MAX).clamp(1_000, 60_000)
     }
 }

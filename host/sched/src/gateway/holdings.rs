@@ -111,7 +111,7 @@ impl State {
             let covers = at.report.as_ref().map_or(DispatchNumber(0), |report| report.covers);
             let mut last = DispatchNumber(0);
             for slot in at.requests.iter(&self.requests.inner) {
-                let request = &self.requests.table[slot];
+                let request = self.live(slot)?;
                 if request.place.at_replica() != Some(replica) || request.run.number <= last {
                     return Err("holdings: a replica's list holds a stranger, or is out of order");
                 }

@@ -144,6 +144,11 @@ impl Ledger {
         &self.tenants[slot]
     }
 
+    /// Is there a tenant in that slot?
+    pub fn knows(&self, slot: u32) -> bool {
+        self.tenants.get(slot).is_some()
+    }
+
     /// The tenant with that id.
     pub fn find(&self, id: TenantId) -> Option<&Tenant> {
         self.tenants.find(&id).map(|slot| &self.tenants[slot])

@@ -144,11 +144,11 @@ impl List {
         })
     }
 
-    /// The links lead from head to tail over `len` slots.
+    /// The links lead from head to tail and back over `len` slots.
     pub fn check(&self, links: &Links) -> Result<(), &'static str> {
         let (mut count, mut last) = (0, NONE);
         for slot in self.iter(links) {
-            if links.0[slot as usize][0] != last {
+            if links.0.get(slot as usize).is_none_or(|link| link[0] != last) {
                 return Err("list: a link back is wrong");
             }
             last = slot;

@@ -230,7 +230,7 @@ impl Gateway {
 impl State {
     /// What is due before the input is looked at.
     fn time_passes(&mut self, now: Instant, cx: &mut Cx<'_>) {
-        let clamped = self.clock.clamped_count();
+        let (clamped, before) = (self.clock.clamped_count(), self.now);
         self.now = self.clock.observe(now);
         if self.clock.clamped_count() != clamped {
             cx.effects.push(GatewayEffect::Event(GatewayEvent::ClockClamped));
@@ -238,7 +238,8 @@ impl State {
         self.facts.refresh(cx.policies);
         self.ledger.roll(self.now);
         self.run_timers(cx);
-        if self.starve_at <= self.now || self.keep_due() <= self.now {
+        let came = |due: Instant| before < due && due <= self.now;
+        if came(self.starve_at) || came(self.keep_due()) {
             self.wants_dispatch = true;
         }
     }
@@ -274,7 +275,7 @@ impl State {
             self.watch.next_due(),
             self.early_ask_due(),
             self.starve_at,
-            self.keep_due(),
+            Some(self.keep_due()).filter(|due| *due > self.now).unwrap_or(Instant::NEVER),
             flow_gone,
         ];
         times.into_iter().min().unwrap_or(Instant::NEVER).max(self.now)

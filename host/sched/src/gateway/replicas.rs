@@ -290,7 +290,7 @@ impl Replicas {
         self.ready -= 1;
     }
 
-    /// Takes a newer report. `false` for an old one, or one that covers dispatches nobody sent.
+    /// Takes a newer report. `false` for an old one, or one that covers dispatches nobody sent or fewer than were covered before.
     pub fn take_report(
         &mut self,
         slot: u32,
@@ -299,8 +299,9 @@ impl Replicas {
         mut uncovered: impl FnMut(u32) -> Uncovered,
     ) -> bool {
         let replica = &mut self.table[slot];
-        let newest = replica.report.as_ref().map_or(0, |known| known.number);
-        if report.number <= newest || report.covers > replica.dispatched {
+        let known = replica.report.as_ref();
+        let (newest, covered) = known.map_or((0, DispatchNumber(0)), |known| (known.number, known.covers));
+        if report.number <= newest || report.covers > replica.dispatched || report.covers < covered {
             return false;
         }
         if !replica.draining {

@@ -375,7 +375,7 @@ fn decode_run(from: &mut Reader<'_>) -> Result<Run, DecodeError> {
         started: from.bool()?,
         prefill_tokens: from.u64()?,
         output_tokens: from.u64()?,
-        expected_left: from.u64()?,
+        expected_left: decode_holding(from)?,
         unsettled_tokens: from.u64()?,
         emitted: from.bool()?,
         preemptions: from.u32()?,
@@ -389,8 +389,20 @@ fn encode_need(need: &Need, out: &mut Writer) {
     out.u64(need.blocks);
 }
 
+/// Larger than any number of tokens or blocks of one request, small enough that sums over all of them cannot overflow.
+const HOLDING_MAX: u64 = 1 << 40;
+
+fn decode_holding(from: &mut Reader<'_>) -> Result<u64, DecodeError> {
+    let value = from.u64()?;
+    if value > HOLDING_MAX { Err(DecodeError::Invalid("holding")) } else { Ok(value) }
+}
+
 fn decode_need(from: &mut Reader<'_>) -> Result<Need, DecodeError> {
-    Ok(Need { slots: from.u32()?, prefill_tokens: from.u64()?, blocks: from.u64()? })
+    let slots = from.u32()?;
+    if slots > u32::from(u16::MAX) {
+        return Err(DecodeError::Invalid("number of slots"));
+    }
+    Ok(Need { slots, prefill_tokens: decode_holding(from)?, blocks: decode_holding(from)? })
 }
 
 fn encode_replica(replica: &Replica, out: &mut Writer) {

@@ -208,25 +208,27 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         if occupied != self.slots.len() || occupied > self.capacity {
             return Err("table: the map and the slots differ");
         }
-        let vacant = self.walk(self.vacant, |entry| entry.item.is_none());
-        let in_use_order = self.walk(self.oldest, |entry| entry.item.is_some() && !entry.pinned);
-        if vacant != Some(self.entries.len() - occupied) || in_use_order != Some(unpinned) {
+        let vacant = self.walk(self.vacant, |entry, _| entry.item.is_none());
+        let by_use = self.walk(self.oldest, |entry, last| entry.item.is_some() && !entry.pinned && entry.prev == last);
+        if vacant.map(|(count, _)| count) != Some(self.entries.len() - occupied) || by_use != Some((unpinned, self.newest)) {
             return Err("table: a chain does not cover its entries");
         }
         Ok(())
     }
 
-    fn walk(&self, from: u32, belongs: impl Fn(&Entry<K, V>) -> bool) -> Option<usize> {
-        let (mut at, mut count) = (from, 0);
+    /// Length and last slot of a chain whose every entry belongs, given the one before it.
+    fn walk(&self, from: u32, belongs: impl Fn(&Entry<K, V>, u32) -> bool) -> Option<(usize, u32)> {
+        let (mut at, mut count, mut last) = (from, 0, NONE);
         while at != NONE {
             let entry = self.entries.get(at as usize)?;
-            if count > self.entries.len() || !belongs(entry) {
+            if count > self.entries.len() || !belongs(entry, last) {
                 return None;
             }
             count += 1;
+            last = at;
             at = entry.next;
         }
-        Some(count)
+        Some((count, last))
     }
 
     /// Writes everything that later steps could see.
