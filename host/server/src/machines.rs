@@ -157,8 +157,9 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
 
 /// The model as the engine must know it.
 pub fn served_model(name: String, model: &Model) -> ServedModel {
-    // What the CPU kernels store: bf16 pages, tiled by head. It is part of the identity of cached blocks.
-    let namespace = model.manifest().namespace(None, "bf16", "paged-by-head");
+    // What the CPU kernels store and how they round on the way there: both are part of the identity of cached blocks.
+    let layout = format!("paged-by-head/{:?}", Numerics::default().precision);
+    let namespace = model.manifest().namespace(None, "bf16", &layout);
     ServedModel { name, namespace, vocabulary: Arc::new(Bytes(Arc::clone(model.tokenizer()))) }
 }
 
