@@ -14,6 +14,7 @@ use penstock_sched::message::{FromReplica, ToReplica};
 
 use crate::config::Machine;
 use crate::context::RequestContext;
+use crate::executor_loop::panic_text;
 use crate::mailbox::{Lane, PushError};
 use crate::outputs::{self, OutputWake};
 use crate::replica_loop::{self, FreezeCause, ReplicaWake};
@@ -105,8 +106,11 @@ impl GatewayLoop {
 
     /// Runs until shutdown. A panic ends the engine: every request fails, and liveness says so.
     pub fn run(mut self) {
-        if catch_unwind(AssertUnwindSafe(|| self.serve())).is_err() {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.serve())) {
+            let digest = catch_unwind(AssertUnwindSafe(|| self.machine.digest())).ok();
             tracing::error!(
+                panic = panic_text(panic.as_ref()),
+                ?digest,
                 requests = self.requests.len(),
                 "the gateway loop panicked: every request fails and the engine is dead"
             );

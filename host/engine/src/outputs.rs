@@ -16,6 +16,7 @@ use penstock_sched::replica::{FinishedTokens, ReplicaInput};
 use crate::answer::{Answer, AnswerEnd, Progress};
 use crate::config::Vocabulary;
 use crate::context::RequestContext;
+use crate::executor_loop::panic_text;
 use crate::gateway_loop::{self, GatewayWake};
 use crate::mailbox::Lane;
 use crate::metrics::RequestEnd;
@@ -103,8 +104,9 @@ impl OutputLoop {
 
     /// Runs until shutdown. A panic ends every stream as an internal failure and marks the engine dead.
     pub fn run(mut self) {
-        if catch_unwind(AssertUnwindSafe(|| self.serve())).is_err() {
-            tracing::error!("the output loop panicked: every open stream ends and the engine is dead");
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.serve())) {
+            let panic = panic_text(panic.as_ref());
+            tracing::error!(panic, "the output loop panicked: every open stream ends and the engine is dead");
             self.wiring.die();
         }
         self.wiring.outputs.close();
@@ -330,6 +332,14 @@ impl Output {
             prompt_tokens: manifest.input_tokens,
         });
         let usage = Usage { output_tokens: self.output_tokens(), ..usage };
+        tracing::debug!(
+            request = manifest.request.0,
+            ?outcome,
+            input_tokens = manifest.input_tokens,
+            output_tokens = usage.output_tokens,
+            age_us = now.since(manifest.arrived).as_us(),
+            "request ended"
+        );
         self.context.settle_tokens(usage.output_tokens);
         self.writer.end(outcome, usage, retry_after_ms);
     }

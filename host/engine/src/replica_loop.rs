@@ -508,7 +508,7 @@ impl ReplicaLoop {
         });
         let down = GatewayWake::ReplicaDown { replica, epoch, lost };
         let _ = self.wiring.gateway.push_waiting(gateway_loop::CONTROL, down);
-        if self.inflight == 0 {
+        if !lost && self.inflight == 0 {
             self.reset();
         }
     }
@@ -535,26 +535,24 @@ impl ReplicaLoop {
 
     /// A step of a frozen epoch is back.
     fn came_back(&mut self, error: Option<ExecError>) {
+        if !matches!(self.life, Life::Frozen) {
+            return;
+        }
         if let Some(error) = error.filter(|error| error.failure == BatchFailure::Executor || self.resetting) {
             let (replica, epoch) = (self.config.replica, self.config.epoch);
             tracing::error!(replica = replica.0, message = error.message, "the executor is lost");
             self.wiring.metrics.frozen(FreezeCause::ExecutorLost.name());
             self.wiring.board.update_replica(replica, |status| status.state = ReplicaState::Lost);
-            if !matches!(std::mem::replace(&mut self.life, Life::Lost), Life::Lost) {
-                let down = GatewayWake::ReplicaDown { replica, epoch, lost: true };
-                let _ = self.wiring.gateway.push_waiting(gateway_loop::CONTROL, down);
-            }
-        }
-        if self.inflight == 0 {
+            self.life = Life::Lost;
+            let down = GatewayWake::ReplicaDown { replica, epoch, lost: true };
+            let _ = self.wiring.gateway.push_waiting(gateway_loop::CONTROL, down);
+        } else if self.inflight == 0 {
             self.reset();
         }
     }
 
     /// Drops the executor's slots, then starts the next epoch.
     fn reset(&mut self) {
-        if !matches!(self.life, Life::Frozen) {
-            return;
-        }
         if self.slots.is_empty() {
             self.resetting = false;
             self.config.epoch = ReplicaEpoch(self.config.epoch.0 + 1);

@@ -90,7 +90,7 @@ pub(crate) fn stream(
         total_bytes,
         _permit: permit,
     });
-    let reader = EventStream { shared: Arc::clone(&shared), client, ended: false, acknowledged: false };
+    let reader = EventStream { shared: Arc::clone(&shared), client, ended: false, streams: false, acknowledged: false };
     (StreamWriter { shared }, reader)
 }
 
@@ -232,6 +232,9 @@ pub struct EventStream {
     client: Arc<dyn ClientSide>,
     /// [`RequestEvent::Ended`] was taken.
     ended: bool,
+    /// The first byte was written.
+    streams: bool,
+    /// The terminal event was written.
     acknowledged: bool,
 }
 
@@ -291,12 +294,15 @@ impl EventStream {
         Ok(Some(self.taken(event)))
     }
 
-    /// Says that the first byte of the answer was written to the client.
-    pub fn streaming(&self) {
+    /// Says that the first byte of the answer was written to the client. Idempotent.
+    pub fn streaming(&mut self) {
+        if std::mem::replace(&mut self.streams, true) {
+            return;
+        }
         self.client.delivery(self.shared.request, DeliveryEvent::Streaming);
     }
 
-    /// Says that the terminal event was written to the client.
+    /// Says that the terminal event was written to the client. Idempotent.
     pub fn acknowledge(&mut self) {
         if !std::mem::replace(&mut self.acknowledged, true) {
             self.client.delivery(self.shared.request, DeliveryEvent::Acknowledged);

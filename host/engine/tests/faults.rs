@@ -3,10 +3,12 @@
 mod support;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use penstock_base::{CancelCause, Duration, Failure, Outcome};
-use penstock_engine::{EngineConfig, EngineError, EngineLimits, ReplicaState, SubmitError};
+use penstock_engine::{EngineConfig, EngineError, EngineLimits, Machine, PolicySource, ReplicaState, SubmitError};
 use penstock_exec::SamplingParams;
+use penstock_policy_api::native::NativePolicies;
 use penstock_sched::replica::ReplicaConfig;
 use support::{FakeExecutor, Got, Letters, Rig, Sizes, answer, prompt, read};
 
@@ -152,6 +154,39 @@ fn what_breaks_a_replica_again_and_again_is_given_up() {
 }
 
 #[test]
+fn a_replica_machine_that_panics_freezes_alone_and_starts_anew() {
+    for inflight_max in [1, 2] {
+        let fuse = Arc::new(AtomicI64::new(i64::MAX));
+        let fused = Arc::clone(&fuse);
+        let policies = PolicySource::new(move |machine| match machine {
+            Machine::Replica(1) => Box::new(support::FusedPolicies::new(&fused)),
+            _ => Box::new(NativePolicies::new(penstock_base::Generation(1), 4_096)),
+        });
+        let config = EngineConfig { policies, ..overlap(inflight_max) };
+        let rig = Rig::new(2, Sizes { slots: 2, ..Sizes::default() }, config);
+        rig.controls.iter().for_each(|control| control.hold());
+        let prompts: Vec<_> = (0..10).map(|which| prompt(which, 6)).collect();
+        let mut streams: Vec<_> = prompts.iter().map(|prompt| rig.submit(rig.submission(prompt, 25))).collect();
+        rig.wait_until("work on both", |status| status.replicas.iter().all(|r| r.load.running_requests > 0));
+        fuse.store(12, Ordering::Relaxed);
+        rig.controls.iter().for_each(|control| control.release());
+        for (stream, prompt) in streams.iter_mut().zip(&prompts) {
+            let got = read(stream);
+            assert_is_a_beginning(&got, prompt, 25);
+            assert!(matches!(got.outcome(), Outcome::Length | Outcome::Failed(Failure::ReplicaLost)), "{:?}", got.end);
+        }
+        drop(streams);
+        rig.wait_until_empty();
+        let replicas = rig.engine.status().replicas;
+        assert_eq!((replicas[0].epoch.0, replicas[1].epoch.0), (1, 2));
+        assert_eq!(replicas[1].state, ReplicaState::Ready);
+        assert_eq!(rig.metric("penstock_replica_freezes_total{cause=\"panic\""), 1.0);
+        let got = read(&mut rig.submit(rig.submission(&prompts[0], 25)));
+        assert_eq!(got.tokens, [answer(&prompts[0], &SamplingParams::default(), 25)]);
+    }
+}
+
+#[test]
 fn a_drain_lets_streams_finish() {
     let rig = Rig::usual();
     let prompt = prompt(1, 8);
@@ -203,8 +238,7 @@ fn a_shutdown_ends_open_streams_and_later_submissions_are_refused() {
 
 #[test]
 fn a_gateway_that_panics_ends_everything_and_says_so() {
-    use penstock_engine::{Engine, Machine, PolicySource, ServedModel};
-    use penstock_policy_api::native::NativePolicies;
+    use penstock_engine::{Engine, ServedModel};
 
     let policies = PolicySource::new(|machine| match machine {
         Machine::Gateway => Box::new(support::PanickingPolicies),

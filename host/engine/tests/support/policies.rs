@@ -1,5 +1,8 @@
 //! Policies that panic when asked for, and policies that promise less than they should.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
 use penstock_base::Generation;
 use penstock_policy_api::native::{Bounded, NativePolicies};
 use penstock_policy_api::{
@@ -87,5 +90,41 @@ impl Policies for PanickingPolicies {
     }
     fn overload(&mut self) -> &mut dyn OverloadPolicy {
         panic!("the test wants a panic")
+    }
+}
+
+/// The native set, which panics in one question about fairness and never again.
+pub struct FusedPolicies {
+    native: NativePolicies,
+    /// Questions left before the panic; shared by all sets of a machine.
+    fuse: Arc<AtomicI64>,
+}
+
+impl FusedPolicies {
+    /// A set on this fuse.
+    pub fn new(fuse: &Arc<AtomicI64>) -> Self {
+        Self { native: NativePolicies::new(Generation(1), 4_096), fuse: Arc::clone(fuse) }
+    }
+}
+
+impl Policies for FusedPolicies {
+    fn generation(&self) -> Generation {
+        self.native.generation()
+    }
+    fn admission(&mut self) -> &mut dyn AdmissionPolicy {
+        self.native.admission()
+    }
+    fn routing(&mut self) -> &mut dyn RoutingPolicy {
+        self.native.routing()
+    }
+    fn fairness(&mut self) -> &mut dyn FairnessPolicy {
+        assert!(self.fuse.fetch_sub(1, Ordering::Relaxed) != 0, "the test wants a panic");
+        self.native.fairness()
+    }
+    fn eviction(&mut self) -> &mut dyn EvictionPolicy {
+        self.native.eviction()
+    }
+    fn overload(&mut self) -> &mut dyn OverloadPolicy {
+        self.native.overload()
     }
 }
