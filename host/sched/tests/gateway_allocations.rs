@@ -117,7 +117,8 @@ impl Drive {
         while self.running.len() > 20 {
             let Some((replica, request, attempt)) = self.running.pop_front() else { break };
             self.hear(replica, FromReplica::Started { request, attempt, cached_tokens: 16 });
-            let progress = Progress { request, attempt, prefill_tokens: 64, decode_tokens: 1, first_token: true, device_us: 9 };
+            let progress =
+                Progress { request, attempt, prefill_tokens: 64, decode_tokens: 1, first_token: true, device_us: 9 };
             self.hear(replica, FromReplica::Progress(progress));
             self.step(GatewayInput::Delivery { request, event: DeliveryEvent::Streaming });
             let usage = Usage { prompt_tokens: 64, output_tokens: 20, ..Usage::default() };

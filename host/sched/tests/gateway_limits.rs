@@ -63,7 +63,10 @@ fn facts(replica: u32) -> ReplicaFacts {
 fn as_many_replicas_as_the_ceiling_are_known() {
     let config = GatewayConfig { replicas_max: REPLICAS_MAX, ..GatewayConfig::default() };
     let mut world = World::new(config);
-    let mut gateway = std::mem::replace(&mut world.gateway, penstock_sched::gateway::Gateway::new(GatewayConfig::default(), world.now));
+    let mut gateway = std::mem::replace(
+        &mut world.gateway,
+        penstock_sched::gateway::Gateway::new(GatewayConfig::default(), world.now),
+    );
     for replica in 0..=REPLICAS_MAX as u32 {
         gateway.step(world.now, GatewayInput::ReplicaUp(facts(replica)), &mut world.policies, &mut world.effects);
     }

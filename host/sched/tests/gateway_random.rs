@@ -123,8 +123,9 @@ impl Life {
         let class = r.below(8) as u8;
         let input_tokens = 1 + r.below(200) as u32;
         let family = r.below(3) as u8;
-        let keys: Vec<BlockKey> =
-            (0..input_tokens / BLOCK).map(|at| BlockKey([family.wrapping_mul(40).wrapping_add(at as u8); 16])).collect();
+        let keys: Vec<BlockKey> = (0..input_tokens / BLOCK)
+            .map(|at| BlockKey([family.wrapping_mul(40).wrapping_add(at as u8); 16]))
+            .collect();
         let mut traits = Traits::default();
         for bit in 0..7 {
             if r.one_in(3) {
@@ -219,7 +220,11 @@ impl Life {
         let (replica, epoch) = self.some_replica();
         let r = &mut self.random;
         let Some(peer) = self.peers.get_mut(&replica.0) else {
-            return GatewayInput::Replica { replica, epoch, message: FromReplica::Cache { sequence: 1, event: CacheEvent::Cleared } };
+            return GatewayInput::Replica {
+                replica,
+                epoch,
+                message: FromReplica::Cache { sequence: 1, event: CacheEvent::Cleared },
+            };
         };
         let taken = r.pick(&peer.running);
         let (request, attempt) = match taken {
@@ -231,7 +236,11 @@ impl Life {
                 peer.reports += u64::from(!r.one_in(8));
                 let total = peer.blocks;
                 let covered = peer.report.map_or(0, |(_, covers, _)| covers);
-                let covers = if r.one_in(15) { r.below(peer.received + 2) } else { covered + r.below(peer.received - covered + 1) };
+                let covers = if r.one_in(15) {
+                    r.below(peer.received + 2)
+                } else {
+                    covered + r.below(peer.received - covered + 1)
+                };
                 let active = r.below(u64::from(total) + 1) as u32;
                 FromReplica::Report(Report {
                     number: peer.reports,
@@ -271,7 +280,11 @@ impl Life {
             }
             9..=10 => {
                 let outcomes = [Outcome::Stop, Outcome::Length, Outcome::Cancelled(CancelCause::Client)];
-                let usage = Usage { prompt_tokens: r.below(200) as u32, output_tokens: r.below(100) as u32, ..Usage::default() };
+                let usage = Usage {
+                    prompt_tokens: r.below(200) as u32,
+                    output_tokens: r.below(100) as u32,
+                    ..Usage::default()
+                };
                 FromReplica::Ended { request, attempt, outcome: r.pick(&outcomes).expect("one"), usage }
             }
             _ => {
@@ -355,10 +368,10 @@ impl Life {
                     self.peers.insert(facts.replica.0, peer);
                 }
             }
-            GatewayInput::Replica { replica, epoch, message } => {
-                if self.gateway.replicas().any(|view| view.replica == *replica && view.epoch == *epoch) {
-                    self.note_message(replica.0, message);
-                }
+            GatewayInput::Replica { replica, epoch, message }
+                if self.gateway.replicas().any(|view| view.replica == *replica && view.epoch == *epoch) =>
+            {
+                self.note_message(replica.0, message);
             }
             _ => {}
         }
@@ -381,7 +394,7 @@ impl Life {
             }
             FromReplica::Refuse { request, attempt, number, .. } => peer.running.retain(|taken| {
                 let same = (taken.request, taken.attempt, taken.number) == (*request, *attempt, *number);
-                !(same && !taken.started)
+                !same || taken.started
             }),
             _ => {}
         }
@@ -398,9 +411,7 @@ impl Life {
             let uncovered = || peer.running.iter().filter(|taken| taken.number.0 > covers);
             let slots: u32 = uncovered().map(|taken| u32::from(taken.sequences)).sum();
             let blocks: u64 = uncovered().map(|taken| taken.blocks).sum();
-            let is_new = |effect: &GatewayEffect| {
-                matches!(effect, GatewayEffect::Send { replica, message: ToReplica::Dispatch(_), .. } if *replica == view.replica)
-            };
+            let is_new = |effect: &GatewayEffect| matches!(effect, GatewayEffect::Send { replica, message: ToReplica::Dispatch(_), .. } if *replica == view.replica);
             if effects.iter().any(is_new) {
                 assert!(slots <= credit.requests && blocks <= credit.blocks, "more was dispatched than granted");
                 assert!(!view.draining);

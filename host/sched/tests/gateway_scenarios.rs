@@ -16,7 +16,8 @@ const CUT: &str = "\n----\n";
 #[test]
 fn every_scenario_gives_its_trace() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gateway");
-    let mut files: Vec<_> = fs::read_dir(&dir).expect("the scenarios").map(|entry| entry.expect("an entry").path()).collect();
+    let mut files: Vec<_> =
+        fs::read_dir(&dir).expect("the scenarios").map(|entry| entry.expect("an entry").path()).collect();
     files.sort();
     assert!(!files.is_empty());
     let bless = env::var_os("PENSTOCK_BLESS").is_some();

@@ -72,10 +72,21 @@ fn first_wave_signals_without_a_source_are_these() {
     // Peers and transfer, lower tiers and topology labels have no source before hand-off and tiers ship.
     assert_eq!(
         of(&routing.rows, first_wave::<ReplicaSignal>()),
-        ["est-transfer-us", "overlap-dram-blocks", "overlap-ssd-blocks", "peer-bytes-per-sec", "peer-rank", "preferred-flag"]
+        [
+            "est-transfer-us",
+            "overlap-dram-blocks",
+            "overlap-ssd-blocks",
+            "peer-bytes-per-sec",
+            "peer-rank",
+            "preferred-flag"
+        ]
     );
     let classes = &overload.rows[..8];
-    assert_eq!(of(classes, first_wave::<ClassSignal>()), ["min-sojourn-us", "slo-ttft-us"], "nobody left, no target is set");
+    assert_eq!(
+        of(classes, first_wave::<ClassSignal>()),
+        ["min-sojourn-us", "slo-ttft-us"],
+        "nobody left, no target is set"
+    );
 }
 
 #[test]

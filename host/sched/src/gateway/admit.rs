@@ -273,7 +273,6 @@ impl State {
         request.deferrals += 1;
         request.until = self.now + for_;
         self.requests.retime(slot, &self.config);
-        self.watch.work_came(self.now);
     }
 
     /// Its time is up, or capacity was freed.

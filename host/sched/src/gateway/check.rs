@@ -107,7 +107,7 @@ impl State {
                 Place::Running { .. } => (4, matches!(request.compute, Compute::Prefilling | Compute::Decoding)),
                 Place::Settling { .. } => (4, terminal),
             };
-            if !legal {
+            if !legal || request.outcome.is_some() != terminal {
                 return Err("places: compute state and place disagree");
             }
             if let Some(count) = counted.get_mut(index) {

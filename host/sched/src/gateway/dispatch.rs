@@ -64,6 +64,9 @@ impl State {
         }
         slots.sort_unstable_by_key(|slot| self.requests.table[*slot].wait.ticket);
         for slot in &slots {
+            if self.takeable() == 0 {
+                break;
+            }
             let request = &self.requests.table[*slot];
             if !self.may_start(request.class, request.manifest.traits, true) {
                 continue;
@@ -109,7 +112,7 @@ impl State {
         }
     }
 
-    /// One question. `true` when it placed something and more may be placed.
+    /// One question. `true` when something left the queues that `order` sees, and more may be placed.
     fn order_once(&mut self, cx: &mut Cx<'_>) -> bool {
         let take = self.takeable();
         if take == 0 || self.flows.ring.is_empty() {
@@ -133,6 +136,9 @@ impl State {
             self.stance.take_tpot_target(target_us, self.now);
         }
         self.digest.add(&[2, asked.call, asked.decision.named as u64]);
+        for row in cx.seats.scratch.ranked.iter().take(usize::try_from(take).unwrap_or(usize::MAX)) {
+            self.digest.add(&[u64::from(*row)]);
+        }
         let by_policy = asked.fallback.is_none();
         if asked.decision.rest == Rest::Keep {
             self.end_keeping(cx);
@@ -172,7 +178,7 @@ impl State {
     fn place_ranked(&mut self, take: u64, named: usize, cx: &mut Cx<'_>) -> bool {
         let ranked = core::mem::take(&mut cx.seats.scratch.ranked);
         let window = core::mem::take(&mut cx.seats.scratch.window);
-        let mut placed = 0u64;
+        let mut moved = false;
         let mut exhausted = false;
         for (rank, row) in ranked.iter().enumerate() {
             let Some(slot) = window.get(*row as usize).map(|row| row.slot) else { continue };
@@ -187,10 +193,10 @@ impl State {
             let result = if exhausted || !may_start { Placed::NoCredit } else { self.place(slot, how, cx) };
             match result {
                 Placed::Dispatched => {
-                    placed += 1;
+                    moved = true;
                     exhausted = self.takeable() == 0;
                 }
-                Placed::Waits | Placed::Ended => {}
+                Placed::Waits | Placed::Ended => moved = true,
                 Placed::NoFit { short_blocks } => {
                     self.count_skip(slot, cx);
                     if (rank as u64) < take {
@@ -206,7 +212,7 @@ impl State {
         }
         cx.seats.scratch.ranked = ranked;
         cx.seats.scratch.window = window;
-        placed > 0 && !exhausted
+        moved && !exhausted
     }
 
     fn starves(&self, slot: u32) -> bool {

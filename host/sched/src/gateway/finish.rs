@@ -104,6 +104,7 @@ impl State {
 
     /// The client is told, exactly once.
     fn tell_end(&mut self, slot: u32, end: End, cx: &mut Cx<'_>) {
+        self.requests.table[slot].outcome = Some(end.outcome);
         let request = &self.requests.table[slot];
         let id = request.manifest.request;
         let missed = self.has_missed(request, end.outcome);
@@ -187,6 +188,7 @@ impl State {
         let (tenant, flow, reserved) = (request.tenant, request.flow, request.reserved_tokens);
         let used = u64::from(end.usage.prompt_tokens) + u64::from(end.usage.output_tokens);
         let manifest = request.manifest.clone();
+        let told = request.outcome.unwrap_or(end.outcome);
         self.ledger.change(tenant, |tenant| {
             tenant.reserved_tokens -= reserved;
             tenant.charged_tokens = tenant.charged_tokens.saturating_add(used);
@@ -197,7 +199,7 @@ impl State {
             tenant_id: manifest.tenant.0,
             used_tokens: used,
             refund_tokens: reserved.saturating_sub(used),
-            outcome_code: outcome_code(end.outcome),
+            outcome_code: outcome_code(told),
             flow_id: manifest.flow.0,
         };
         self.requests.forget(slot);

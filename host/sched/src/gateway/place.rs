@@ -2,7 +2,9 @@
 
 use penstock_base::limits::HELD_REQUESTS_MAX;
 use penstock_base::{Duration, Outcome, Refusal};
-use penstock_policy_api::{Decision, PlaceAsked, Question, RoutingDecision, RoutingPhase, Taken, seed::call_seed};
+use penstock_policy_api::{
+    Decision, PlaceAsked, Question, RoutingDecision, RoutingPhase, SessionEnd, Taken, seed::call_seed,
+};
 
 use super::State;
 use super::directory::Overlaps;
@@ -47,14 +49,18 @@ pub(super) enum Placed {
 }
 
 impl State {
-    /// Replicas that pass the hard filter for a request: ready, whole, and large enough. By id.
-    pub(super) fn eligible<'a>(&'a self, request: &'a Request) -> impl Iterator<Item = (u32, &'a Replica)> {
-        let block = self.config.block_size_tokens;
+    /// The hard filter for a request: ready, takes whole requests, and large enough.
+    fn filter(&self, request: &Request) -> impl Fn(&Replica) -> bool + use<> {
         let need = Need { slots: u32::from(request.manifest.sequences), prefill_tokens: 1, blocks: 0 };
-        let finish = request.finish_blocks(block);
+        let finish = request.finish_blocks(self.config.block_size_tokens);
         let longest = u64::from(request.manifest.input_tokens) + u64::from(request.max_output_tokens);
-        let ready = self.replicas.iter_ready();
-        ready.filter(move |(_, replica)| replica.facts.role_code == 3 && replica.fits(&need, finish, longest))
+        move |replica| !replica.draining && replica.facts.role_code == 3 && replica.fits(&need, finish, longest)
+    }
+
+    /// Replicas that pass the hard filter. By id.
+    pub(super) fn eligible<'a>(&'a self, request: &Request) -> impl Iterator<Item = (u32, &'a Replica)> + use<'a> {
+        let passes = self.filter(request);
+        self.replicas.iter().filter(move |(_, replica)| passes(replica))
     }
 
     fn need_at(&self, request: &Request, replica: u32, overlaps: &Overlaps) -> (Need, u32) {
@@ -114,7 +120,8 @@ impl State {
                     let Some(replica) = cx.seats.scratch.candidates.get(*row as usize) else { continue };
                     order.push(self.replicas.table[*replica].named(*replica));
                 }
-                self.digest.add(&[3, self.requests.table[slot].manifest.request.0, u64::from(order.len)]);
+                self.digest.add(&[3, self.requests.table[slot].manifest.request.0, u64::from(wait_us)]);
+                ranked.as_slice().iter().for_each(|row| self.digest.add(&[u64::from(*row)]));
                 self.requests.table[slot].wait.ranked = order;
                 if may_hold && wait_us > 0 && self.reserve_first(slot, blocks, wait_us) {
                     return Placed::Waits;
@@ -279,8 +286,8 @@ impl State {
     pub(super) fn dispatch_if_covered(&mut self, slot: u32, replica: u32, how: How, cx: &mut Cx<'_>) -> bool {
         let request = &self.requests.table[slot];
         let blocks = request.need_blocks(self.config.block_size_tokens);
-        let eligible = self.eligible(request).any(|(other, _)| other == replica);
-        let covered = eligible && self.takes_now(slot, &self.replicas.table[replica], blocks);
+        let at = &self.replicas.table[replica];
+        let covered = self.filter(request)(at) && self.takes_now(slot, at, blocks);
         if !covered || self.running_requests >= self.config.running_requests_max {
             return false;
         }
@@ -323,7 +330,10 @@ impl State {
         self.watch.moved(self.now);
         self.heat.add(manifest.prefix_key, self.now);
         self.directory.touch(&manifest.keys);
-        self.sessions.served(manifest.session, facts.replica, facts.epoch);
+        if let Some((session, last)) = self.sessions.served(manifest.session, facts.replica, facts.epoch) {
+            let fact = SessionEnd { session_id: session.0, replica_id: u64::from(last.0) };
+            self.tell(fact.at(self.now.as_us()), cx);
+        }
         let fact = Taken {
             request_id: manifest.request.0,
             flow_id: manifest.flow.0,

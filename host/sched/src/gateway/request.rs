@@ -192,6 +192,8 @@ pub(super) struct Request {
     pub asked_at: Instant,
     /// When its deferral, hold or reservation ends; [`Instant::NEVER`] else.
     pub until: Instant,
+    /// How it ended, as its client was told; set once.
+    pub outcome: Option<Outcome>,
     /// Its waiting.
     pub wait: Wait,
     /// Its present or last stay at a replica.
@@ -348,6 +350,7 @@ impl Request {
             deferrals: 0,
             asked_at: now,
             until: Instant::NEVER,
+            outcome: None,
             wait: Wait::new(now),
             run: Run::default(),
             manifest,

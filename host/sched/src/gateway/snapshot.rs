@@ -7,7 +7,7 @@ use penstock_base::codec::{DecodeError, Reader, Writer};
 use penstock_base::limits::FINISHED_REQUESTS_KEPT;
 use penstock_base::time::MonotoneNow;
 use penstock_base::{
-    ClassRank, DispatchNumber, Duration, Generation, Instant, Manifest, ReplicaEpoch, ReplicaId, RequestId,
+    ClassRank, DispatchNumber, Duration, Generation, Instant, Manifest, Outcome, ReplicaEpoch, ReplicaId, RequestId,
 };
 
 use super::directory::Directory;
@@ -266,6 +266,11 @@ fn encode_request(request: &Request, out: &mut Writer) {
     out.u32(request.deferrals);
     out.u64(request.asked_at.0);
     out.u64(request.until.0);
+    out.option(request.outcome, |out, outcome| {
+        let (kind, detail) = outcome.code();
+        out.u8(kind);
+        out.u16(detail);
+    });
     encode_wait(&request.wait, out);
     encode_run(&request.run, out);
 }
@@ -295,6 +300,10 @@ fn decode_request(from: &mut Reader<'_>) -> Result<Request, DecodeError> {
         deferrals: from.u32()?,
         asked_at: Instant(from.u64()?),
         until: Instant(from.u64()?),
+        outcome: from.option(|from| {
+            let (kind, detail) = (from.u8()?, from.u16()?);
+            Outcome::from_code(kind, detail).ok_or(DecodeError::Invalid("outcome"))
+        })?,
         wait: decode_wait(from)?,
         run: decode_run(from)?,
     })

@@ -210,7 +210,9 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         }
         let vacant = self.walk(self.vacant, |entry, _| entry.item.is_none());
         let by_use = self.walk(self.oldest, |entry, last| entry.item.is_some() && !entry.pinned && entry.prev == last);
-        if vacant.map(|(count, _)| count) != Some(self.entries.len() - occupied) || by_use != Some((unpinned, self.newest)) {
+        if vacant.map(|(count, _)| count) != Some(self.entries.len() - occupied)
+            || by_use != Some((unpinned, self.newest))
+        {
             return Err("table: a chain does not cover its entries");
         }
         Ok(())

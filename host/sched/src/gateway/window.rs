@@ -22,7 +22,10 @@ impl State {
                     break;
                 }
                 let Some(flow) = self.flows.turn() else { break };
-                self.show_head(flow, scratch);
+                let head = self.flows.table[flow].queue.head;
+                if !scratch.window.iter().any(|row| row.slot == head) {
+                    self.show_head(flow, scratch);
+                }
             }
         } else {
             for _ in 0..flows {
@@ -36,9 +39,6 @@ impl State {
 
     fn show_head(&self, flow: u32, scratch: &mut Scratch) {
         let head = self.flows.table[flow].queue.head;
-        if scratch.window.iter().any(|row| row.slot == head) {
-            return;
-        }
         if let Some(next) = self.show_row(head, 0, scratch) {
             scratch.shown.push(ShownFlow { next, shown: 1 });
         }

@@ -5,12 +5,12 @@ use penstock_base::codec::Writer;
 use penstock_base::{Generation, ReplicaId, RequestId};
 use penstock_policy_api::native::{BestCredit, Bounded, ClassFirst, Ladder, Lru, OverlapLoad};
 use penstock_policy_api::{
-    Action, AdmissionDeclaration, AdmissionPolicy, AdmissionSignal, Answer, Call, ClassSignal, Context, Declaration,
-    Declared, EvictionPolicy, Fact, FactSet, FairnessDeclaration, FairnessPolicy, FaultKind, InContext, Matrix,
-    OrderSignal, OverloadDeclaration, OverloadPolicy, OverloadQuestion, OverloadRows, OverloadSignal, Placement,
-    Policies, Policy, Ranking, ReplicaSignal, RequestRecord, Rest, RestoreCause, RestoreInfo, RoutingDeclaration,
-    RoutingPolicy, RoutingQuestion, RoutingSignal, Signal, Stance, Terms, Verdict, VictimsSignal, WaitingSignal,
-    Yielder, ActionSet, Decision,
+    Action, ActionSet, AdmissionDeclaration, AdmissionPolicy, AdmissionSignal, Answer, Call, ClassSignal, Context,
+    Decision, Declaration, Declared, EvictionPolicy, Fact, FactSet, FairnessDeclaration, FairnessPolicy, FaultKind,
+    InContext, Matrix, OrderSignal, OverloadDeclaration, OverloadPolicy, OverloadQuestion, OverloadRows,
+    OverloadSignal, Placement, Policies, Policy, Ranking, ReplicaSignal, RequestRecord, Rest, RestoreCause,
+    RestoreInfo, RoutingDeclaration, RoutingPolicy, RoutingQuestion, RoutingSignal, Signal, Stance, Terms, Verdict,
+    VictimsSignal, WaitingSignal, Yielder,
 };
 
 /// What admission answers.
@@ -97,37 +97,48 @@ impl Scripted {
         let terms = |name: &str, facts| Terms { facts, ..Terms::native(name) };
         let all_if = |decision| if fairness.is_empty() { FactSet::NONE } else { FactSet::all_for(decision) };
         let admission_terms = Terms { reasons: vec!["own".into()], ..terms("scripted", admission) };
-        let overload_terms =
-            Terms { actions: ActionSet::all(), ..terms("scripted", all_if(Decision::Overload)) };
+        let overload_terms = Terms { actions: ActionSet::all(), ..terms("scripted", all_if(Decision::Overload)) };
         let replica: Vec<_> = all::<ReplicaSignal>();
         let for_overload: Vec<_> = replica.iter().copied().filter(|signal| !signal.info().routing_only).collect();
         Self {
             generation: Generation(1),
-            admission: Seat::new(Admit::Native, Bounded::new(), Declaration {
-                terms: admission_terms,
-                context: context_of::<AdmissionSignal>(),
-                rows: (),
-            }),
-            routing: Seat::new(Route::Native, OverlapLoad::new(), Declaration {
-                terms: terms("scripted", all_if(Decision::Routing)),
-                context: context_of::<RoutingSignal>(),
-                rows: Declared::exactly(&replica),
-            }),
-            fairness: Seat::new(Order::Native, ClassFirst::new(), FairnessDeclaration {
-                terms: terms("scripted", fairness),
-                order: context_of::<OrderSignal>(),
-                waiting: Declared::exactly(&all::<WaitingSignal>()),
-                victims: Declared::<InContext<VictimsSignal>>::default(),
-                running: Declared::default(),
-            }),
-            overload: Seat::new(Give::Native, Ladder::new(4_096), Declaration {
-                terms: overload_terms,
-                context: context_of::<OverloadSignal>(),
-                rows: OverloadRows {
-                    classes: Declared::exactly(&all::<ClassSignal>()),
-                    replicas: Declared::exactly(&for_overload),
+            admission: Seat::new(
+                Admit::Native,
+                Bounded::new(),
+                Declaration { terms: admission_terms, context: context_of::<AdmissionSignal>(), rows: () },
+            ),
+            routing: Seat::new(
+                Route::Native,
+                OverlapLoad::new(),
+                Declaration {
+                    terms: terms("scripted", all_if(Decision::Routing)),
+                    context: context_of::<RoutingSignal>(),
+                    rows: Declared::exactly(&replica),
                 },
-            }),
+            ),
+            fairness: Seat::new(
+                Order::Native,
+                ClassFirst::new(),
+                FairnessDeclaration {
+                    terms: terms("scripted", fairness),
+                    order: context_of::<OrderSignal>(),
+                    waiting: Declared::exactly(&all::<WaitingSignal>()),
+                    victims: Declared::<InContext<VictimsSignal>>::default(),
+                    running: Declared::default(),
+                },
+            ),
+            overload: Seat::new(
+                Give::Native,
+                Ladder::new(4_096),
+                Declaration {
+                    terms: overload_terms,
+                    context: context_of::<OverloadSignal>(),
+                    rows: OverloadRows {
+                        classes: Declared::exactly(&all::<ClassSignal>()),
+                        replicas: Declared::exactly(&for_overload),
+                    },
+                },
+            ),
             best_credit: None,
             eviction: Lru::new(),
         }
@@ -147,8 +158,7 @@ impl Scripted {
         copy.overload.script = self.overload.script.clone();
         let mut saved = Writer::new();
         self.overload.native.save(&mut saved).expect("saves");
-        let info =
-            RestoreInfo { schema: 1, cause: RestoreCause::Replay, saved_now_us: 0, now_us: 0, elapsed_us: 0 };
+        let info = RestoreInfo { schema: 1, cause: RestoreCause::Replay, saved_now_us: 0, now_us: 0, elapsed_us: 0 };
         copy.overload.native.restore(&info, saved.bytes()).expect("restores");
         copy
     }
@@ -268,13 +278,7 @@ impl FairnessPolicy for Seat<Order, ClassFirst, FairnessDeclaration> {
     fn describe(&self) -> &FairnessDeclaration {
         if self.script == Order::Native && !self.records { self.native.describe() } else { &self.declaration }
     }
-    fn order(
-        &mut self,
-        call: &Call,
-        context: Context<'_>,
-        waiting: &Matrix,
-        ranked: &mut Vec<u32>,
-    ) -> Answer<Ranking> {
+    fn order(&mut self, call: &Call, context: Context<'_>, waiting: &Matrix, ranked: &mut Vec<u32>) -> Answer<Ranking> {
         self.calls += 1;
         if self.records {
             self.seen = seen(self.declaration.order.entries(), own, |at| context.get(at));
@@ -358,4 +362,3 @@ impl Policies for Scripted {
         &mut self.overload
     }
 }
-

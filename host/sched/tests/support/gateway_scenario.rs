@@ -324,9 +324,7 @@ impl World {
         let attempt = words.number("attempt", u64::from(known)) as u16;
         let number = self.numbers.get(&request).copied().unwrap_or_default();
         match verb {
-            "started" => {
-                FromReplica::Started { request, attempt, cached_tokens: words.number("cached", 0) as u32 }
-            }
+            "started" => FromReplica::Started { request, attempt, cached_tokens: words.number("cached", 0) as u32 },
             "progress" => FromReplica::Progress(Progress {
                 request,
                 attempt,
@@ -354,11 +352,9 @@ impl World {
     fn manifest(&self, words: &Words<'_>) -> Manifest {
         let id = request(words.at(0));
         let mut traits = Traits::default();
-        for (flag, bit) in [
-            ("may_defer", Traits::MAY_DEFER),
-            ("may_degrade", Traits::MAY_DEGRADE),
-            ("sheddable", Traits::SHEDDABLE),
-        ] {
+        for (flag, bit) in
+            [("may_defer", Traits::MAY_DEFER), ("may_degrade", Traits::MAY_DEGRADE), ("sheddable", Traits::SHEDDABLE)]
+        {
             if words.has(flag) {
                 traits = traits.with(bit);
             }
@@ -425,7 +421,8 @@ impl World {
                 self.policies.routing.script = Route::Place(replicas, us("wait"));
             }
             ("routing", "rows") => {
-                self.policies.routing.script = Route::Rows(words.at(1).split(',').map(|row| number(row) as u32).collect());
+                self.policies.routing.script =
+                    Route::Rows(words.at(1).split(',').map(|row| number(row) as u32).collect());
             }
             ("order", "native") => self.policies.fairness.script = Order::Native,
             ("order", "rank") => {
@@ -498,7 +495,8 @@ impl World {
                     "overload" => std::mem::take(&mut self.policies.overload.facts),
                     _ => std::mem::take(&mut self.policies.fairness.facts),
                 };
-                let each = facts.iter().map(|fact| format!("\n      {} {} {:?}", fact.at_us, fact.kind.name(), fact.slots));
+                let each =
+                    facts.iter().map(|fact| format!("\n      {} {} {:?}", fact.at_us, fact.kind.name(), fact.slots));
                 each.collect::<String>()
             }
             other => panic!("nothing to show: {other}"),
