@@ -1,1 +1,23 @@
-//! Placeholder.
+//! The second driver of the two machines: virtual time, a cost model, faults, and checkers that know what must come out.
+//!
+//! One thread, no wall clock, no randomness but a seed's: [`run`] gives the same [`Report`] for the same [`Scenario`] in every process.
+//!
+//! - What happens: [`scenario`] (sizes, faults), [`workload`] (requests), [`cost`] (how long a step takes), [`agenda`] (when).
+//! - Who does it: [`world`] drives gateways and replicas, [`driven`] is one machine with its log.
+//! - What must hold: [`executor`] knows what every block must contain, [`checkers`] what every message and token must be.
+#![forbid(unsafe_code)]
+
+pub mod agenda;
+pub mod checkers;
+pub mod cost;
+pub mod driven;
+pub mod executor;
+pub mod report;
+pub mod rng;
+pub mod scenario;
+pub mod workload;
+pub mod world;
+
+pub use report::{Figures, Report, RequestReport, Violation};
+pub use scenario::{Faults, Scenario};
+pub use world::run;

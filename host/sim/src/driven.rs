@@ -1,0 +1,110 @@
+//! One machine with its policies, its log and its next wake-up.
+
+use penstock_base::codec::Writer;
+use penstock_base::{Generation, Instant};
+use penstock_journal::{BreakCause, Machine, MachineId, Outcome, SegmentHeader, SegmentWriter, digest_effects};
+use penstock_policy_api::native::NativePolicies;
+
+/// Bytes of a log between two times that it is written out; the simulator writes out at every step.
+const LOG_BUFFER_BYTES: usize = 1 << 22;
+
+/// A machine and what belongs to it.
+pub struct Driven<M: Machine> {
+    machine: M,
+    policies: NativePolicies,
+    config: M::Config,
+    /// Effects of the last step, until the driver has carried them out.
+    effects: Vec<M::Effect>,
+    scratch: Writer,
+    log: Option<SegmentWriter<M, Vec<u8>>>,
+    /// Over the effects of all steps.
+    digest: u64,
+    steps: u64,
+    check_every: u64,
+    /// When a tick is on the agenda; [`Instant::NEVER`] when none is.
+    pub tick_at: Instant,
+}
+
+impl<M: Machine> Driven<M> {
+    /// A fresh machine, logged when asked.
+    ///
+    /// # Errors
+    /// The log does not open.
+    pub fn new(machine: M, config: M::Config, now: Instant, check_every: u64, journal: bool) -> Result<Self, String> {
+        let mut policies = NativePolicies::new(Generation(0), M::context_tokens_max(&config));
+        let log = if journal {
+            let header = SegmentHeader::of(&machine, &config, &mut policies, (0, now));
+            let header = header.map_err(|fault| format!("a policy did not save its state: {fault:?}"))?;
+            Some(SegmentWriter::open(Vec::new(), &header, LOG_BUFFER_BYTES).map_err(|error| error.to_string())?)
+        } else {
+            None
+        };
+        Ok(Self {
+            machine,
+            policies,
+            config,
+            effects: Vec::new(),
+            scratch: Writer::new(),
+            log,
+            digest: 0,
+            steps: 0,
+            check_every: check_every.max(1),
+            tick_at: Instant::NEVER,
+        })
+    }
+
+    /// Advances the machine and walks its invariants. What came of it; give it back with [`Self::recycle`].
+    ///
+    /// # Errors
+    /// An invariant that does not hold, or a log that does not take the step.
+    pub fn step(&mut self, now: Instant, input: M::Input) -> Result<Vec<M::Effect>, String> {
+        if let Some(log) = &mut self.log {
+            log.input(now, &input).map_err(|closed| closed.to_string())?;
+        }
+        let mut effects = std::mem::take(&mut self.effects);
+        self.machine.advance(now, input, &mut self.policies, &mut effects);
+        self.steps += 1;
+        let digest = digest_effects(&effects, &mut self.scratch);
+        self.digest = crate::rng::mix(self.digest, digest);
+        if let Some(log) = &mut self.log {
+            let (generation, decisions) = (self.machine.generation(), self.machine.decisions());
+            log.outcome(&Outcome { generation, effects: digest, decisions }).map_err(|closed| closed.to_string())?;
+            log.write_out().map_err(|error| error.to_string())?;
+        }
+        if self.steps.is_multiple_of(self.check_every) {
+            self.machine.sound().map_err(|what| format!("invariant: {what}"))?;
+        }
+        Ok(effects)
+    }
+
+    /// Takes the buffer of effects back.
+    pub fn recycle(&mut self, mut effects: Vec<M::Effect>) {
+        effects.clear();
+        self.effects = effects;
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &M {
+        &self.machine
+    }
+
+    /// The machine, for what a driver may do beside steps.
+    pub fn machine_mut(&mut self) -> &mut M {
+        &mut self.machine
+    }
+
+    /// Digest of the effects of all steps, and their number.
+    pub fn digest(&self) -> (u64, u64) {
+        (self.digest, self.steps)
+    }
+
+    /// Ends the log. `broken` when the machine did not come to a good end.
+    ///
+    /// # Errors
+    /// The log does not take its end.
+    pub fn end_log(&mut self, broken: bool) -> Result<Option<(MachineId, Vec<u8>)>, String> {
+        let Some(log) = self.log.take() else { return Ok(None) };
+        let ended = if broken { log.break_off(BreakCause::Frozen) } else { log.complete() };
+        Ok(Some((M::id(&self.config), ended.map_err(|error| error.to_string())?)))
+    }
+}

@@ -1,0 +1,177 @@
+//! The gateway's side: requests arrive and leave, the machine advances, its effects are carried out.
+
+use std::sync::Arc;
+
+use penstock_base::{CancelCause, Duration, GatewayEpoch, Instant, Manifest, Outcome, RequestId};
+use penstock_sched::gateway::{DeliveryEvent, Gateway, GatewayConfig, GatewayEffect, GatewayEvent, GatewayInput};
+
+use super::{Event, WAKE_AFTER, World};
+use crate::agenda::Node;
+use crate::driven::Driven;
+use crate::executor::ensure;
+use crate::scenario::Faults;
+use crate::workload;
+
+/// Codes of fallbacks from here on say that a proposal was malformed. A native policy's never is.
+const MALFORMED_FROM: u8 = 16;
+/// Faults under which nothing may move for a while although work waits.
+const STANDSTILLS: [Faults; 4] = [Faults::SLOW_REPLICAS, Faults::LOST_REPLICAS, Faults::DRAINS, Faults::LOST_EXECUTORS];
+
+impl World<'_> {
+    /// A new incarnation of a gateway, which knows no replica yet.
+    pub(super) fn start_gateway(&mut self, place: usize, epoch: GatewayEpoch) -> Result<(), String> {
+        let now = self.agenda.now();
+        let config = GatewayConfig { epoch, ..self.scenario.gateway.clone() };
+        let machine = Gateway::new(config.clone(), now);
+        let driven = Driven::new(machine, config, now, self.scenario.check_every, self.scenario.journal)?;
+        self.gateways[place].epoch = epoch;
+        self.gateways[place].machine = Some(driven);
+        self.step_gateway(place, GatewayInput::Tick)
+    }
+
+    pub(super) fn gateway_at(&self, epoch: GatewayEpoch) -> Option<usize> {
+        self.gateways.iter().position(|node| node.epoch == epoch && node.machine.is_some())
+    }
+
+    /// Incarnations that run.
+    pub(super) fn gateway_epochs(&self) -> Vec<(usize, GatewayEpoch)> {
+        let runs = self.gateways.iter().enumerate().filter(|(_, node)| node.machine.is_some());
+        runs.map(|(place, node)| (place, node.epoch)).collect()
+    }
+
+    /// For an incarnation that is gone it is lost.
+    pub(super) fn to_gateway(&mut self, epoch: GatewayEpoch, input: GatewayInput) -> Result<(), String> {
+        match self.gateway_at(epoch) {
+            Some(place) => self.step_gateway(place, input),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn arrive(&mut self, index: usize) -> Result<(), String> {
+        self.to_come -= 1;
+        let planned = &self.planned[index];
+        let place = planned.gateway;
+        self.clients.clients[index].arrived = true;
+        let epoch = self.gateways[place].epoch;
+        if self.gateways[place].machine.is_none() {
+            // Nobody listens.
+            self.clients.clients[index].orphaned = true;
+            return Ok(());
+        }
+        let request = workload::id(epoch, index as u32);
+        if planned.manifest.request != request {
+            let manifest = Manifest { request, ..Manifest::clone(&planned.manifest) };
+            self.planned[index].manifest = Arc::new(manifest);
+        }
+        self.arrived.insert(request, index);
+        let manifest = Arc::clone(&self.planned[index].manifest);
+        self.step_gateway(place, GatewayInput::Arrive(manifest))
+    }
+
+    pub(super) fn leave(&mut self, index: usize, cause: CancelCause) -> Result<(), String> {
+        let client = &self.clients.clients[index];
+        if !client.arrived || client.orphaned {
+            return Ok(());
+        }
+        let request = self.planned[index].manifest.request;
+        // A client that leaves again, or after the end, changes nothing: the machine counts it.
+        self.to_gateway(request.gateway_epoch(), GatewayInput::Cancel { request, cause })?;
+        self.agenda.put(self.agenda.now(), Event::Delivery(request, DeliveryEvent::Disconnected));
+        Ok(())
+    }
+
+    pub(super) fn gateway_tick(&mut self, place: usize, epoch: GatewayEpoch) -> Result<(), String> {
+        let now = self.agenda.now();
+        let node = &mut self.gateways[place];
+        let Some(driven) = node.machine.as_mut().filter(|driven| node.epoch == epoch && driven.tick_at == now) else {
+            return Ok(());
+        };
+        driven.tick_at = Instant::NEVER;
+        self.step_gateway(place, GatewayInput::Tick)
+    }
+
+    pub(super) fn step_gateway(&mut self, place: usize, input: GatewayInput) -> Result<(), String> {
+        let now = self.clock();
+        let Some(driven) = &mut self.gateways[place].machine else { return Ok(()) };
+        self.steps += 1;
+        let effects = driven.step(now, input).map_err(|what| format!("gateway {place}: {what}"))?;
+        self.check_bounds(place)?;
+        for effect in &effects {
+            self.carry_out_gateway(place, effect).map_err(|what| format!("gateway {place}: {what}"))?;
+        }
+        let now = self.agenda.now();
+        let epoch = self.gateways[place].epoch;
+        let Some(driven) = &mut self.gateways[place].machine else { return Ok(()) };
+        driven.recycle(effects);
+        let wake = driven.machine().next_wake();
+        if wake < driven.tick_at && wake != Instant::NEVER {
+            driven.tick_at = wake.max(now + WAKE_AFTER);
+            self.agenda.put(driven.tick_at, Event::GatewayTick { gateway: place, epoch });
+        }
+        Ok(())
+    }
+
+    fn check_bounds(&self, place: usize) -> Result<(), String> {
+        let Some(driven) = &self.gateways[place].machine else { return Ok(()) };
+        let (machine, config) = (driven.machine(), &self.scenario.gateway);
+        let within = machine.queued_requests() <= config.queue_requests_max
+            && machine.queued_tokens() <= config.queue_tokens_max
+            && machine.deferred_requests() <= config.deferred_requests_max
+            && machine.running_requests() <= config.running_requests_max
+            && machine.flows() <= config.flows_max
+            && machine.directory_keys() <= config.directory_keys_max;
+        ensure(within, || {
+            format!(
+                "gateway {place} is over a bound: {} queued ({} tokens), {} deferred, {} running, {} flows, {} keys of {config:?}",
+                machine.queued_requests(),
+                machine.queued_tokens(),
+                machine.deferred_requests(),
+                machine.running_requests(),
+                machine.flows(),
+                machine.directory_keys(),
+            )
+        })
+    }
+
+    fn carry_out_gateway(&mut self, place: usize, effect: &GatewayEffect) -> Result<(), String> {
+        let now = self.agenda.now();
+        self.clients.effect(effect, now, self.replicas.len())?;
+        match effect {
+            GatewayEffect::Send { replica, epoch, message } => {
+                let to = replica.0 as usize;
+                let at = self.arrival(Node::Gateway(place), Node::Replica(to));
+                let gateway = self.gateways[place].epoch;
+                let message = message.clone();
+                self.agenda.put(at, Event::ToReplica { replica: to, epoch: *epoch, gateway, message });
+            }
+            GatewayEffect::Queued { degraded, .. } => self.figures.degraded += u64::from(*degraded),
+            GatewayEffect::Dispatched { .. } => {}
+            GatewayEffect::Ended { request, outcome, .. } => self.acknowledge(*request, *outcome),
+            GatewayEffect::Event(event) => self.note_gateway(*event)?,
+        }
+        Ok(())
+    }
+
+    /// The edge writes the last event to those that still listen.
+    fn acknowledge(&mut self, request: RequestId, outcome: Outcome) {
+        let left = matches!(outcome, Outcome::Cancelled(CancelCause::Client | CancelCause::SlowClient));
+        if !left {
+            let at = self.agenda.now() + Duration::from_us(300);
+            self.agenda.put(at, Event::Delivery(request, DeliveryEvent::Acknowledged));
+        }
+    }
+
+    fn note_gateway(&mut self, event: GatewayEvent) -> Result<(), String> {
+        match event {
+            GatewayEvent::Fallback { decision, reason } => {
+                ensure(reason < MALFORMED_FROM, || format!("a native proposal is malformed: {decision}, {reason}"))
+            }
+            GatewayEvent::NoProgress => {
+                self.figures.stuck += 1;
+                let excused = STANDSTILLS.into_iter().any(|kind| self.scenario.faults.has(kind));
+                ensure(excused, || format!("nothing moves: {}", self.open_requests()))
+            }
+            _ => Ok(()),
+        }
+    }
+}

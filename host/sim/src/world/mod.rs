@@ -1,0 +1,297 @@
+//! Gateways, replicas, links and clients of one scenario, on one agenda.
+//!
+//! [`gateways`] and [`replicas`] carry out what the machines say, [`trouble`] is what goes wrong. Every rule that is broken ends the run
+//! as a [`Violation`].
+
+mod gateways;
+mod replicas;
+mod trouble;
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use penstock_base::{BatchId, CancelCause, Duration, GatewayEpoch, Instant, ReplicaEpoch, RequestId};
+use penstock_journal::MachineId;
+use penstock_sched::gateway::{DeliveryEvent, Gateway, GatewayInput};
+use penstock_sched::message::{FromReplica, ToReplica};
+use penstock_sched::replica::ReplicaInput;
+
+use crate::agenda::{Agenda, Links, Node};
+use crate::checkers::ClientBook;
+use crate::driven::Driven;
+use crate::executor::ensure;
+use crate::report::{Figures, Report, RequestReport, Violation};
+use crate::rng::{Rng, mix};
+use crate::scenario::{Faults, Scenario};
+use crate::workload::{self, LeaveWhen, Planned};
+use replicas::ReplicaNode;
+use trouble::Trouble;
+
+/// Everything must have ended this long after the last arrival.
+const PATIENCE: Duration = Duration::from_s(600);
+/// And within so many steps of all machines: time that stands still is found too.
+const STEPS_MAX: u64 = 3_000_000;
+/// Time until a machine that wants to be woken at once is: no time passes between two inputs otherwise.
+const WAKE_AFTER: Duration = Duration::from_us(1);
+
+/// What happens next.
+enum Event {
+    /// A request arrives.
+    Arrive(usize),
+    /// Its client leaves.
+    Leave(usize, CancelCause),
+    /// Something on the delivery axis.
+    Delivery(RequestId, DeliveryEvent),
+    /// A message for one incarnation of a replica.
+    ToReplica { replica: usize, epoch: ReplicaEpoch, gateway: GatewayEpoch, message: ToReplica },
+    /// A message for one incarnation of a gateway.
+    ToGateway { gateway: GatewayEpoch, replica: usize, epoch: ReplicaEpoch, message: FromReplica },
+    /// News about replicas, for one incarnation of a gateway.
+    News { gateway: GatewayEpoch, input: GatewayInput },
+    /// News about gateways, and what was found in text, for one incarnation of a replica.
+    Tell { replica: usize, epoch: ReplicaEpoch, input: ReplicaInput },
+    /// A step is computed.
+    Computed { replica: usize, epoch: ReplicaEpoch, batch: BatchId },
+    /// A gateway wanted to be woken.
+    GatewayTick { gateway: usize, epoch: GatewayEpoch },
+    /// A replica wanted to be woken.
+    ReplicaTick { replica: usize, epoch: ReplicaEpoch },
+    /// Something goes wrong.
+    Trouble(Trouble),
+}
+
+/// A gateway place: its incarnation, if one runs.
+struct GatewayNode {
+    epoch: GatewayEpoch,
+    machine: Option<Driven<Gateway>>,
+}
+
+struct World<'a> {
+    scenario: &'a Scenario,
+    planned: Vec<Planned>,
+    agenda: Agenda<Event>,
+    links: Links,
+    gateways: Vec<GatewayNode>,
+    replicas: Vec<ReplicaNode>,
+    clients: ClientBook,
+    /// Requests as they arrived: their id names the incarnation of the gateway.
+    arrived: BTreeMap<RequestId, usize>,
+    /// Requests still to arrive.
+    to_come: usize,
+    figures: Figures,
+    /// For device times and failing steps.
+    device: Rng,
+    clock: Rng,
+    journals: Vec<(MachineId, Vec<u8>)>,
+    /// Over machines that are gone.
+    digest: u64,
+    steps: u64,
+    closing: bool,
+}
+
+/// Runs a scenario to its end.
+///
+/// # Errors
+/// The first rule that does not hold; a panic of a machine is one.
+pub fn run(scenario: &Scenario) -> Result<Report, Violation> {
+    let mut at = Instant::ZERO;
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        let mut world = World::new(scenario);
+        let result = world.run();
+        at = world.agenda.now();
+        result.map(|()| world.report())
+    }));
+    let violation = |what| Violation { at, what };
+    match result {
+        Ok(Ok(report)) => report.map_err(violation),
+        Ok(Err(what)) => Err(violation(what)),
+        Err(panic) => Err(violation(format!("panic: {}", text_of(panic.as_ref())))),
+    }
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("no message").to_owned()
+}
+
+impl<'a> World<'a> {
+    fn new(scenario: &'a Scenario) -> Self {
+        let planned = workload::requests(scenario);
+        let seed = scenario.seed;
+        Self {
+            clients: ClientBook::new(&planned),
+            to_come: planned.len(),
+            planned,
+            agenda: Agenda::default(),
+            links: Links::new(Rng::stream(seed, 10)),
+            gateways: Vec::new(),
+            replicas: (0..scenario.replicas).map(|_| ReplicaNode::default()).collect(),
+            arrived: BTreeMap::new(),
+            figures: Figures::default(),
+            device: Rng::stream(seed, 11),
+            clock: Rng::stream(seed, 12),
+            journals: Vec::new(),
+            digest: 0,
+            steps: 0,
+            closing: false,
+            scenario,
+        }
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        for place in 0..self.scenario.gateways {
+            let epoch = GatewayEpoch(place as u16 + 1);
+            self.gateways.push(GatewayNode { epoch, machine: None });
+            self.start_gateway(place, epoch)?;
+        }
+        for replica in 0..self.scenario.replicas {
+            self.start_replica(replica)?;
+        }
+        let mut last = Instant::ZERO;
+        for index in 0..self.planned.len() {
+            let planned = &self.planned[index];
+            last = last.max(planned.at);
+            self.agenda.put(planned.at, Event::Arrive(index));
+            if let Some(leave) = planned.leaves
+                && let LeaveWhen::At(at) = leave.when
+            {
+                self.agenda.put(at, Event::Leave(index, leave.cause));
+            }
+        }
+        self.plan_trouble(last);
+        while !self.is_done() {
+            let Some(event) = self.agenda.take() else { return Err("nothing happens any more".to_owned()) };
+            self.happen(event)?;
+            let late = self.agenda.now() > last + PATIENCE || self.steps > STEPS_MAX;
+            ensure(!late, || format!("no end after {} steps: {}", self.steps, self.open_requests()))?;
+        }
+        self.close()
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), String> {
+        match event {
+            Event::Arrive(index) => self.arrive(index),
+            Event::Leave(index, cause) => self.leave(index, cause),
+            Event::Delivery(request, event) => {
+                self.to_gateway(request.gateway_epoch(), GatewayInput::Delivery { request, event })
+            }
+            Event::ToReplica { replica, epoch, gateway, message } => {
+                self.to_replica(replica, epoch, ReplicaInput::Gateway { gateway, message })
+            }
+            Event::ToGateway { gateway, replica, epoch, message } => {
+                let replica = penstock_base::ReplicaId(replica as u32);
+                self.to_gateway(gateway, GatewayInput::Replica { replica, epoch, message })
+            }
+            Event::News { gateway, input } => self.to_gateway(gateway, input),
+            Event::Tell { replica, epoch, input } => self.to_replica(replica, epoch, input),
+            Event::Computed { replica, epoch, batch } => self.computed(replica, epoch, batch),
+            Event::GatewayTick { gateway, epoch } => self.gateway_tick(gateway, epoch),
+            Event::ReplicaTick { replica, epoch } => self.replica_tick(replica, epoch),
+            Event::Trouble(trouble) => self.cause(trouble),
+        }
+    }
+
+    /// The driver's clock; now and then it has run backwards.
+    fn clock(&mut self) -> Instant {
+        let now = self.agenda.now();
+        if !self.scenario.faults.has(Faults::CLOCK_STEPS) || !self.clock.one_in(40) {
+            return now;
+        }
+        Instant(now.0.saturating_sub(self.clock.below(5_000_000)))
+    }
+
+    /// When something that is sent from one to another arrives.
+    fn arrival(&mut self, from: Node, to: Node) -> Instant {
+        self.links.arrival(self.agenda.now(), (from, to), self.scenario.latency)
+    }
+
+    fn open_requests(&self) -> String {
+        let open = self
+            .clients
+            .clients
+            .iter()
+            .enumerate()
+            .filter(|(_, client)| client.arrived && client.ended.is_none() && !client.orphaned);
+        let open: Vec<_> = open.take(5).map(|(index, client)| (index, client.placement)).collect();
+        let live: Vec<_> =
+            self.gateways.iter().flat_map(|node| &node.machine).map(|m| m.machine().live_requests()).collect();
+        format!("{} still to come, first open requests {open:?}, live at gateways {live:?}", self.to_come)
+    }
+
+    fn is_done(&self) -> bool {
+        self.to_come == 0
+            && self.clients.all_ended()
+            && self.gateways.iter().flat_map(|node| &node.machine).all(|m| m.machine().live_requests() == 0)
+            && self.replicas.iter().flat_map(ReplicaNode::current).all(|life| life.is_quiet())
+    }
+
+    /// Everything has ended: everything must be back.
+    fn close(&mut self) -> Result<(), String> {
+        self.closing = true;
+        for place in 0..self.gateways.len() {
+            let Some(mut driven) = self.gateways[place].machine.take() else { continue };
+            let machine = driven.machine();
+            machine.check().map_err(|what| format!("gateway {place} at rest: {what}"))?;
+            let counters = machine.counters();
+            ensure(counters.arrived == counters.ended, || format!("gateway {place} at rest: {counters:?}"))?;
+            let left = (machine.queued_requests(), machine.deferred_requests(), machine.running_requests());
+            ensure(left == (0, 0, 0), || format!("gateway {place} at rest: {left:?} queued, deferred, running"))?;
+            self.figures.stale += counters.stale;
+            self.figures.dispatched += counters.dispatched;
+            self.figures.sent_back += counters.refused_dispatches;
+            self.keep(driven.digest());
+            self.journals.extend(driven.end_log(false)?);
+        }
+        for replica in 0..self.replicas.len() {
+            self.close_replica(replica)?;
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, (digest, _): (u64, u64)) {
+        self.digest = mix(self.digest, digest);
+    }
+
+    fn report(self) -> Result<Report, String> {
+        let mut figures = self.figures;
+        let mut requests = Vec::new();
+        for (planned, client) in self.planned.iter().zip(&self.clients.clients) {
+            use penstock_base::Outcome;
+            let outcome = client.ended.map(|(outcome, _, _)| outcome);
+            match outcome {
+                Some(Outcome::Stop | Outcome::Length) => figures.completed += 1,
+                Some(Outcome::Refused(_)) => figures.refused += 1,
+                Some(Outcome::Cancelled(_)) => figures.cancelled += 1,
+                Some(Outcome::TimedOut(_)) => figures.timed_out += 1,
+                Some(Outcome::Failed(_)) => figures.failed += 1,
+                None => {}
+            }
+            figures.retried += u64::from(client.attempts.saturating_sub(1));
+            let counted = |(answer, (end, has)): (&workload::Answer, (&Option<(Outcome, u32)>, &u32))| {
+                let tokens = end.map_or(*has, |(_, tokens)| tokens) as usize;
+                answer.tokens[..tokens].iter().fold(tokens as u64, |hash, token| mix(hash, *token))
+            };
+            let ended = client.ended.unwrap_or((Outcome::Length, Default::default(), Instant::NEVER));
+            requests.push(RequestReport {
+                tenant: planned.manifest.tenant,
+                class: planned.manifest.class,
+                arrived: planned.at,
+                first_token_at: client.first_token_at,
+                ended_at: ended.2,
+                outcome,
+                usage: ended.1,
+                cap: client.cap,
+                answers: planned.answers.iter().zip(client.ends.iter().zip(&client.tokens)).map(counted).collect(),
+            });
+        }
+        Ok(Report {
+            digest: self.digest,
+            steps: self.steps,
+            ended_at: self.agenda.now(),
+            requests,
+            figures,
+            journals: self.journals,
+        })
+    }
+}
