@@ -22,6 +22,7 @@ const ROOMS: &[Room] = &[
     Room { name: "journal", uses: LAYERS_0_TO_2, pure_with: None },
     Room { name: "model", uses: LAYERS_0_TO_2, pure_with: None },
     Room { name: "exec", uses: LAYERS_0_TO_2, pure_with: None },
+    Room { name: "policy-wasm", uses: &["base", "policy-api"], pure_with: None },
     Room { name: "kernels-cpu", uses: &[], pure_with: None },
     Room {
         name: "exec-cpu",
