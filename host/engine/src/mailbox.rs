@@ -61,14 +61,14 @@ impl<T> Mailbox<T> {
 
     /// Hands `value` in unless its lane is full. Never waits for the loop.
     pub fn try_push(&self, lane: Lane, value: T) -> Result<(), PushError<T>> {
-        let mut state = self.lock();
+        let state = self.lock();
         if state.closed {
             return Err(PushError::Closed(value));
         }
         if state.used[lane.0] >= self.bounds[lane.0] {
             return Err(PushError::Full(value));
         }
-        self.put(&mut state, lane, value);
+        self.put(state, lane, value);
         Ok(())
     }
 
@@ -83,7 +83,7 @@ impl<T> Mailbox<T> {
         if state.closed {
             return Err(PushError::Closed(value));
         }
-        self.put(&mut state, lane, value);
+        self.put(state, lane, value);
         Ok(())
     }
 
@@ -99,7 +99,7 @@ impl<T> Mailbox<T> {
             *waiting = value;
             return Ok(());
         }
-        self.put(&mut state, lane, value);
+        self.put(state, lane, value);
         Ok(())
     }
 
@@ -137,10 +137,13 @@ impl<T> Mailbox<T> {
         self.lock().closed
     }
 
-    fn put(&self, state: &mut State<T>, lane: Lane, value: T) {
+    /// Queues the value, lets the lock go and wakes the loop if it may be waiting.
+    fn put(&self, mut state: MutexGuard<'_, State<T>>, lane: Lane, value: T) {
+        let was_empty = state.queue.is_empty();
         state.used[lane.0] += 1;
         state.queue.push_back((lane, value));
-        if state.queue.len() == 1 {
+        drop(state);
+        if was_empty {
             self.filled.notify_one();
         }
     }

@@ -3,6 +3,7 @@
 //! Loops say *what happened* (a core event, an end, a step); this module knows which metrics that moves. Gauges that mirror a state are
 //! set from a [`Status`] when the page is asked for.
 
+mod labels;
 mod table;
 
 use prometheus::core::Collector;
@@ -11,12 +12,14 @@ use prometheus::{
     TextEncoder,
 };
 
-use penstock_base::{CancelCause, Duration, Failure, Generation, Outcome, Phase, Refusal};
+use penstock_base::{Duration, Generation, Outcome};
 use penstock_sched::gateway::GatewayEvent;
 use penstock_sched::replica::ReplicaEvent;
 
 use crate::status::{ReplicaState, Status};
 
+pub use labels::outcome_labels;
+use labels::{admission_outcome, fallback_label};
 pub use table::{DEFINITIONS, Definition, Kind, describe, describe_all};
 
 /// The engine's metrics and their registry. Cheap to record from any thread.
@@ -47,6 +50,7 @@ pub struct Metrics {
     generation: IntGauge,
     overload_level: IntGauge,
     kv_blocks: IntGaugeVec,
+    kv_reserved: IntGauge,
     evicted_blocks: IntCounter,
     replicas: IntGaugeVec,
     freezes: IntCounterVec,
@@ -147,6 +151,7 @@ impl Metrics {
             generation: make.gauge(&t::GENERATION),
             overload_level: make.gauge(&t::OVERLOAD_LEVEL),
             kv_blocks: make.gauges(&t::KV_BLOCKS),
+            kv_reserved: make.gauge(&t::KV_RESERVED),
             evicted_blocks: make.counter(&t::EVICTED_BLOCKS),
             replicas: make.gauges(&t::REPLICAS),
             freezes: make.counters(&t::FREEZES),
@@ -199,12 +204,12 @@ impl Metrics {
         let block_size = status.replicas.first().map_or(0, |replica| replica.block_size_tokens);
         self.cache_config.reset();
         self.cache_config.with_label_values(&[&block_size.to_string(), &total.to_string()]).set(1);
-        for (state, blocks) in [
-            ("active", active),
-            ("cached", status.sum(|load| u64::from(load.cached_blocks))),
-            ("free", status.sum(|load| u64::from(load.free_blocks))),
-            ("reserved", status.sum(|load| u64::from(load.reserved_blocks))),
-        ] {
+        let cached = status.sum(|load| u64::from(load.cached_blocks));
+        let free = status.sum(|load| u64::from(load.free_blocks));
+        self.kv_reserved.set(signed(status.sum(|load| u64::from(load.reserved_blocks))));
+        // What is none of the three waits behind the step that may still read it.
+        let reclaimable = total.saturating_sub(active + cached + free);
+        for (state, blocks) in [("active", active), ("cached", cached), ("free", free), ("reclaimable", reclaimable)] {
             self.kv_blocks.with_label_values(&[state]).set(signed(blocks));
         }
         for state in ReplicaState::ALL {
@@ -262,7 +267,7 @@ impl Metrics {
 
     fn fallback(&self, decision: u8, reason: u8) {
         let decision = ["admission", "routing", "fairness", "eviction", "overload"].get(usize::from(decision)).copied();
-        self.fallbacks.with_label_values(&[decision.unwrap_or("other"), &reason.to_string()]).inc();
+        self.fallbacks.with_label_values(&[decision.unwrap_or("other"), fallback_label(reason)]).inc();
     }
 
     pub(crate) fn placed(&self, generation: Generation) {
@@ -361,81 +366,6 @@ pub(crate) struct RequestEnd {
     pub prompt_tokens: u32,
 }
 
-/// The Gateway API Inference Extension's word for how a request left the gateway's queue.
-fn admission_outcome(outcome: Outcome, placed: bool) -> &'static str {
-    if placed {
-        return "Dispatched";
-    }
-    match outcome {
-        Outcome::Refused(Refusal::NoReplica) => "RejectedNoEndpoints",
-        Outcome::Refused(
-            Refusal::QueueFull
-            | Refusal::Capacity
-            | Refusal::AllBusy
-            | Refusal::Shed
-            | Refusal::TooLong
-            | Refusal::RetryStorm,
-        ) => "RejectedCapacity",
-        Outcome::Refused(_) => "RejectedOther",
-        Outcome::TimedOut(_) => "EvictedTTL",
-        Outcome::Cancelled(CancelCause::Client | CancelCause::SlowClient) => "EvictedContextCancelled",
-        Outcome::Stop | Outcome::Length | Outcome::Cancelled(CancelCause::Drain) | Outcome::Failed(_) => "EvictedOther",
-    }
-}
-
-/// An end as two labels from closed sets.
-pub fn outcome_labels(outcome: Outcome) -> (&'static str, &'static str) {
-    match outcome {
-        Outcome::Stop => ("stop", ""),
-        Outcome::Length => ("length", ""),
-        Outcome::Cancelled(cause) => (
-            "cancelled",
-            match cause {
-                CancelCause::Client => "client",
-                CancelCause::SlowClient => "slow_client",
-                CancelCause::Drain => "drain",
-            },
-        ),
-        Outcome::Refused(refusal) => ("refused", refusal_label(refusal)),
-        Outcome::TimedOut(phase) => (
-            "timed_out",
-            match phase {
-                Phase::Queue => "queue",
-                Phase::Prefill => "prefill",
-                Phase::Decode => "decode",
-            },
-        ),
-        Outcome::Failed(failure) => (
-            "failed",
-            match failure {
-                Failure::ReplicaLost => "replica_lost",
-                Failure::Executor => "executor",
-                Failure::PreemptedTooOften => "preempted_too_often",
-                Failure::NoProgress => "no_progress",
-                Failure::Internal => "internal",
-            },
-        ),
-    }
-}
-
-fn refusal_label(refusal: Refusal) -> &'static str {
-    match refusal {
-        Refusal::NeverFits => "never_fits",
-        Refusal::Quota => "quota",
-        Refusal::QueueFull => "queue_full",
-        Refusal::Capacity => "capacity",
-        Refusal::Deadline => "deadline",
-        Refusal::RetryStorm => "retry_storm",
-        Refusal::TooLong => "too_long",
-        Refusal::Shed => "shed",
-        Refusal::AllBusy => "all_busy",
-        Refusal::NoReplica => "no_replica",
-        Refusal::Draining => "draining",
-        // A policy names its own reasons; 65,520 possible numbers are no label.
-        Refusal::Policy(_) => "policy",
-    }
-}
-
 fn seconds(duration: Duration) -> f64 {
     duration.0 as f64 / 1e9
 }
@@ -447,7 +377,10 @@ fn signed(value: u64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::QueueStatus;
+    use crate::status::{QueueStatus, ReplicaStatus};
+    use penstock_base::Refusal;
+    use penstock_base::{ReplicaEpoch, ReplicaId};
+    use penstock_sched::message::Load;
     use std::collections::BTreeSet;
 
     fn quiet() -> Status {
@@ -494,6 +427,31 @@ mod tests {
             assert!(definition.buckets.is_sorted());
             assert_eq!(definition.kind == Kind::Histogram, !definition.buckets.is_empty());
         }
+    }
+
+    #[test]
+    fn the_states_of_blocks_sum_up_to_the_pool() {
+        let load = Load { total_blocks: 100, active_blocks: 30, cached_blocks: 20, free_blocks: 45, ..Load::default() };
+        let replica = ReplicaStatus {
+            replica: ReplicaId(0),
+            epoch: ReplicaEpoch(1),
+            state: ReplicaState::Ready,
+            load: Load { reserved_blocks: 12, ..load },
+            slots: 8,
+            block_size_tokens: 16,
+            context_tokens_max: 100,
+        };
+        let page = Metrics::new("demo").render(&Status { replicas: vec![replica], ..quiet() });
+        let value = |name: &str| {
+            let line = page.lines().find(|line| line.starts_with(name)).unwrap();
+            line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+        };
+        let states = ["active", "cached", "free", "reclaimable"];
+        let blocks = states.map(|state| value(&format!("penstock_kv_blocks{{model_name=\"demo\",state=\"{state}\"}}")));
+        assert_eq!(blocks, [30.0, 20.0, 45.0, 5.0]);
+        assert_eq!(value("penstock_kv_reserved_blocks"), 12.0);
+        assert_eq!(value("vllm:kv_cache_usage_perc"), 0.3);
+        assert_eq!(value("vllm:cache_config_info{block_size=\"16\",model_name=\"demo\",num_gpu_blocks=\"100\"}"), 1.0);
     }
 
     #[test]

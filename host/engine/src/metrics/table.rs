@@ -142,6 +142,11 @@ table! {
     GENERATION = Definition::gauge("penstock_policy_generation", "Generation of the policy set that placed the last request.", &[]);
     OVERLOAD_LEVEL = Definition::gauge("penstock_overload_level", "Level of the overload stance in force, 0 to 4.", &[]);
     KV_BLOCKS = Definition::gauge("penstock_kv_blocks", "KV blocks of all replicas by state.", &["state"]);
+    KV_RESERVED = Definition::gauge(
+        "penstock_kv_reserved_blocks",
+        "Blocks promised to running requests and not allocated yet; they are among the free and the cached ones.",
+        &[],
+    );
     EVICTED_BLOCKS = Definition::counter("penstock_evicted_blocks_total", "Blocks that left the prefix cache to make room.", &[]);
     REPLICAS = Definition::gauge("penstock_replicas", "Replicas by state.", &["state"]);
     FREEZES = Definition::counter("penstock_replica_freezes_total", "Replicas taken out of service, by cause.", &["cause"]);
