@@ -208,6 +208,12 @@ fn reports_go_out_on_a_change_and_every_hundred_milliseconds() {
     assert_eq!((busy.load.active_blocks, busy.load.reserved_blocks, busy.load.free_blocks), (4, 4, 20));
     assert_eq!((busy.load.running_requests, busy.load.ready_requests), (1, 0));
     assert_eq!(busy.load.class_active_blocks, [0, 0, 0, 4, 0, 0, 0, 0]);
+    driver.complete();
+    driver.run_dry();
+    driver.dispatch(Spec { reserve_output: 1, ..steady(2, 30, 9) });
+    // 39 tokens are 10 blocks, 31 are 8: two more may be wanted than were promised.
+    let load = reports(&driver.effects)[0].1.load;
+    assert_eq!((load.active_blocks, load.reserved_blocks, load.growth_blocks), (4, 4, 2));
     driver.step(ReplicaInput::Drain);
     let draining = reports(&driver.effects)[0].1.credit;
     assert_eq!((draining.requests, draining.prefill_tokens, draining.blocks), (0, 0, 0));

@@ -230,6 +230,8 @@ impl Request {
         for number in [self.max_output, self.reserve_output, self.expected_output] {
             out.u32(number);
         }
+        out.u32(self.shared_blocks);
+        out.u32(self.own_blocks);
         out.bool(self.ready);
         out.option(self.prefix.as_ref(), |w, table| table.encode(w));
         self.sequences.iter().for_each(|entry| out.u32(*entry));
@@ -257,6 +259,8 @@ impl Request {
             max_output: from.u32()?,
             reserve_output: from.u32()?,
             expected_output: from.u32()?,
+            shared_blocks: from.u32()?,
+            own_blocks: from.u32()?,
             ready: from.bool()?,
             prefix: from.option(BlockTable::decode)?,
             sequences: {

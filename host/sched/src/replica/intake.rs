@@ -112,6 +112,8 @@ impl Replica {
         let size = self.config.block_size_tokens;
         let total = Manifest::need_blocks(manifest.input_tokens, reserve_output, manifest.sequences, size);
         let total_blocks = u32::try_from(total).map_err(|_| RefuseReason::NoBlocks)?;
+        let shared_blocks = (manifest.input_tokens - 1) / size;
+        let positions = u64::from(manifest.input_tokens) + u64::from(max_output);
         let entry = self.request_entries.take().ok_or(RefuseReason::NoSlot)?;
         self.serial += 1;
         let mut request = Request {
@@ -123,6 +125,8 @@ impl Replica {
             class: dispatch.class.min(manifest.class),
             max_output,
             reserve_output,
+            shared_blocks,
+            own_blocks: Manifest::blocks_for(positions, size) as u32 - shared_blocks,
             expected_output: dispatch.expected_output_tokens.min(max_output),
             ready: true,
             prefix: None,

@@ -1,8 +1,8 @@
 //! The replica machine. Questions answered: what does the next step compute, who holds which blocks, who gives them back?
 //!
-//! One file a question, in the order a request meets them: [`intake`] (is it taken?), [`join`] (when does it run?), [`plan`] (what does
-//! the next step compute?), [`room`] (who gives blocks back?), [`evict`] (what leaves the cache?), [`confirm`] (what did a step bring?),
-//! [`finish`] (how does it end?), [`report`] (what do gateways hear?). [`sequence`] holds the states, [`check`] the invariants.
+//! One file a question, in the order a request meets them: `intake` (is it taken?), `join` (when does it run?), `plan` (what does the next
+//! step compute?), `room` (who gives blocks back?), `evict` (what leaves the cache?), `confirm` (what did a step bring?), `finish` (how does
+//! it end?), `report` (what do gateways hear?). `sequence` holds the states, `check` the invariants.
 
 mod check;
 mod codec;

@@ -201,7 +201,7 @@ impl Replica {
                 draft.plan.ops.push(PlanOp::CopyBlock { from: copy.from, to: copy.to, tokens: copy.tokens });
             }
         }
-        for (index, block) in (0..).zip(seq.table.blocks()).skip(seq.told as usize) {
+        for (index, block) in (seq.told..).zip(&seq.table.blocks()[seq.told as usize..]) {
             draft.plan.ops.push(PlanOp::SetBlock { slot: slot(entry), group: 0, index, block: *block });
         }
         seq.told = seq.table.len();

@@ -147,6 +147,7 @@ struct Survey {
     ready_blocks: u64,
     ready_slots: u32,
     growth_blocks: u64,
+    held_blocks: u64,
     prefill_tokens: u64,
     class_blocks: [u32; ClassRank::COUNT],
 }
@@ -157,7 +158,8 @@ impl Replica {
         let size = self.config.block_size_tokens;
         for request in self.requests.iter().flatten().filter(|request| request.live > 0) {
             let prompt = u64::from(request.prompt());
-            let whole = Manifest::need_blocks(request.prompt(), request.max_output, request.manifest.sequences, size);
+            let own = u64::from(request.live) * u64::from(request.own_blocks);
+            sum.growth_blocks += u64::from(request.shared_blocks) + own;
             if request.ready {
                 let held = request.prefix.as_ref().map_or(0, |table| table.len());
                 let reserve =
@@ -166,21 +168,19 @@ impl Replica {
                 sum.ready_slots += u32::from(request.manifest.sequences);
                 sum.ready_blocks += reserve.saturating_sub(u64::from(held));
                 sum.prefill_tokens += prompt - u64::from(held * size).min(prompt);
-                sum.growth_blocks += whole.saturating_sub(reserve);
+                sum.held_blocks += u64::from(held);
                 sum.class_blocks[request.class.index()] += held;
                 continue;
             }
-            let (mut runs, mut waits) = (false, false);
+            let (mut runs, mut waits, mut shared) = (false, false, 0);
             for entry in request.live_sequences() {
                 let seq = self.sequence(entry);
-                // What siblings share is the leader's.
-                let shared = if seq.index == request.leader { 0 } else { (seq.prompt - 1) / size };
+                // What siblings share is counted with the first of them.
                 let held = seq.table.len().saturating_sub(shared);
                 sum.class_blocks[request.class.index()] += held;
                 sum.prefill_tokens += u64::from(seq.prompt.saturating_sub(seq.scheduled.max(shared * size)));
-                let most = u64::from(seq.prompt) + u64::from(seq.max_output);
-                sum.growth_blocks +=
-                    most.div_ceil(u64::from(size)).saturating_sub(u64::from(seq.table.len().max(shared)));
+                sum.held_blocks += u64::from(held);
+                shared = request.shared_blocks;
                 match seq.place {
                     Place::Running => runs = true,
                     Place::Preempted => {
@@ -193,7 +193,8 @@ impl Replica {
             sum.running_requests += u32::from(runs);
             sum.ready_requests += u32::from(waits && !runs);
         }
-        sum.growth_blocks = sum.growth_blocks.saturating_sub(self.kv.reservations().total());
+        let promised = self.kv.reservations().total();
+        sum.growth_blocks = sum.growth_blocks.saturating_sub(sum.held_blocks).saturating_sub(promised);
         sum
     }
 

@@ -173,6 +173,10 @@ pub(super) struct Request {
     pub max_output: u32,
     /// Output of each sequence whose blocks are reserved.
     pub reserve_output: u32,
+    /// Full blocks before the last prompt token: what its sequences share.
+    pub shared_blocks: u32,
+    /// Blocks of each sequence beyond those, at the output cap.
+    pub own_blocks: u32,
     /// Median output expected of each sequence.
     pub expected_output: u32,
     /// In the ready window; then it has no sequences yet, and `prefix` may hold what the cache had.
@@ -241,7 +245,8 @@ impl Request {
 
     /// Entries of the sequences that live.
     pub(super) fn live_sequences(&self) -> impl Iterator<Item = u32> + use<> {
-        self.sequences.into_iter().filter(|entry| *entry != NONE)
+        let n = usize::from(self.manifest.sequences);
+        self.sequences.into_iter().take(n).filter(|entry| *entry != NONE)
     }
 
     /// How the request as a whole ends.
