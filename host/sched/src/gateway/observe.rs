@@ -162,7 +162,7 @@ impl Gateway {
     }
 
     /// Digest over all decisions since the start.
-    pub fn digest(&self) -> u64 {
+    pub fn decision_digest(&self) -> u64 {
         self.state.digest.value()
     }
 }

@@ -43,16 +43,14 @@ impl Gateway {
     }
 
     /// Reads what [`Self::encode`] wrote, under the same configuration. Bytes that do not make a sound machine are refused.
-    pub fn decode(config: GatewayConfig, bytes: &[u8]) -> Result<Self, DecodeError> {
+    pub fn decode(config: GatewayConfig, from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let config = config.within_limits();
-        let mut from = Reader::new(bytes);
         let found = from.u32()?;
         if found != VERSION {
             return Err(DecodeError::Version { found, expected: VERSION });
         }
-        let seats = Seats::decode(&mut from, &config)?;
-        let state = State::decode(&mut from, config)?;
-        from.finish()?;
+        let seats = Seats::decode(from, &config)?;
+        let state = State::decode(from, config)?;
         state.check().map_err(DecodeError::Invalid)?;
         Ok(Self { state, seats })
     }

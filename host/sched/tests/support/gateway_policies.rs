@@ -5,9 +5,9 @@ use penstock_base::codec::Writer;
 use penstock_base::{Generation, ReplicaId, RequestId};
 use penstock_policy_api::native::{BestCredit, Bounded, ClassFirst, Ladder, Lru, OverlapLoad};
 use penstock_policy_api::{
-    Action, ActionSet, AdmissionDeclaration, AdmissionPolicy, AdmissionSignal, Answer, Call, ClassSignal, Context,
-    Decision, Declaration, Declared, EvictionPolicy, Fact, FactSet, FairnessDeclaration, FairnessPolicy, FaultKind,
-    InContext, Matrix, OrderSignal, OverloadDeclaration, OverloadPolicy, OverloadQuestion, OverloadRows,
+    Action, ActionSet, AdmissionDeclaration, AdmissionPolicy, AdmissionSignal, Answer, Call, ClassSignal, CommonSignal,
+    Context, Decision, Declaration, Declared, EvictionPolicy, Fact, FactSet, FairnessDeclaration, FairnessPolicy,
+    FaultKind, InContext, Matrix, OrderSignal, OverloadDeclaration, OverloadPolicy, OverloadQuestion, OverloadRows,
     OverloadSignal, Placement, Policies, Policy, Ranking, ReplicaSignal, RequestRecord, Rest, RestoreCause,
     RestoreInfo, RoutingDeclaration, RoutingPolicy, RoutingQuestion, RoutingSignal, Signal, Stance, Terms, Verdict,
     VictimsSignal, WaitingSignal, Yielder,
@@ -82,9 +82,14 @@ fn all<S: Signal>() -> Vec<S> {
     S::ALL.iter().copied().take(48).collect()
 }
 
+/// The mask, the first wave, and as many others as there is room for.
 fn context_of<S: Signal>() -> Declared<InContext<S>> {
-    let own = all::<S>().into_iter().map(InContext::Own);
-    Declared::exactly(&own.take(48).collect::<Vec<_>>())
+    let common = CommonSignal::ALL.iter().copied().filter(|_| S::ALL.len() + CommonSignal::ALL.len() <= 48);
+    let mask = (S::ALL.len() + CommonSignal::ALL.len() > 48).then_some(CommonSignal::KnownMask);
+    let by_wave = |first: bool| S::ALL.iter().copied().filter(move |signal| signal.info().first_wave == first);
+    let own = by_wave(true).chain(by_wave(false)).map(InContext::Own);
+    let names: Vec<_> = mask.into_iter().chain(common).map(InContext::Common).chain(own).take(48).collect();
+    Declared::exactly(&names)
 }
 
 impl Scripted {
