@@ -213,7 +213,7 @@ pub struct Credit {
 pub struct Load {
     /// Pool size.
     pub total_blocks: u32,
-    /// Referenced.
+    /// Referenced, or let go of while a step or transfer may still touch them. With `cached_blocks` and `free_blocks` this is the pool.
     pub active_blocks: u32,
     /// Unreferenced and matched by prefix.
     pub cached_blocks: u32,
