@@ -22,7 +22,8 @@ use crate::mailbox::{Mailbox, PushError};
 use crate::metrics::Metrics;
 use crate::outputs::{self, OutputLoop};
 use crate::permit::{Bound, Permits};
-use crate::replica_loop::{self, ReplicaLoop};
+use crate::replica_loop::ReplicaLoop;
+use crate::replica_wake;
 use crate::request::{Submission, Ticket};
 use crate::status::{ReplicaState, ReplicaStatus, Status};
 use crate::stream::{ClientSide, EventStream, stream};
@@ -123,7 +124,7 @@ impl Engine {
             policies: config.policies,
             context_tokens_max: geometry.context_tokens_max.min(config.replica.context_tokens_max),
             gateway: Mailbox::new(&gateway_loop::lanes(requests_max, count)),
-            replicas: replicas.iter().map(|replica| Mailbox::new(&replica_loop::lanes(replica, count))).collect(),
+            replicas: replicas.iter().map(|replica| Mailbox::new(&replica_wake::lanes(replica, count))).collect(),
             outputs: Mailbox::new(&outputs::lanes(requests_max, count)),
         });
         let engine = Self {

@@ -9,7 +9,7 @@ use penstock_base::{Duration, Instant, ReplicaId};
 use penstock_exec::{BatchResult, ExecError, Executor, Masks, Step};
 
 use crate::mailbox::{Lane, Mailbox};
-use crate::replica_loop::{RESULTS, ReplicaWake};
+use crate::replica_wake::{RESULTS, ReplicaWake};
 use crate::wiring::Wiring;
 
 /// Steps in flight, and one that resets the executor after a freeze.

@@ -17,7 +17,7 @@ use crate::context::RequestContext;
 use crate::executor_loop::panic_text;
 use crate::mailbox::{Lane, PushError};
 use crate::outputs::{self, OutputWake};
-use crate::replica_loop::{self, FreezeCause, ReplicaWake};
+use crate::replica_wake::{self, FreezeCause, ReplicaWake};
 use crate::stream::StreamWriter;
 use crate::wiring::Wiring;
 
@@ -107,7 +107,7 @@ impl GatewayLoop {
     /// Runs until shutdown. A panic ends the engine: every request fails, and liveness says so.
     pub fn run(mut self) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.serve())) {
-            let digest = catch_unwind(AssertUnwindSafe(|| self.machine.digest())).ok();
+            let digest = catch_unwind(AssertUnwindSafe(|| self.machine.decision_digest())).ok();
             tracing::error!(
                 panic = panic_text(panic.as_ref()),
                 ?digest,
@@ -121,7 +121,7 @@ impl GatewayLoop {
         self.wiring.gateway.take_all(&mut left, None);
         // Dropping what is left ends the streams of requests that never got in. The other loops end once they have done what waits.
         for replica in &self.wiring.replicas {
-            let _ = replica.try_push(replica_loop::CONTROL, ReplicaWake::Shutdown);
+            let _ = replica.try_push(replica_wake::CONTROL, ReplicaWake::Shutdown);
         }
         let _ = self.wiring.outputs.try_push(outputs::REQUESTS, OutputWake::Shutdown);
     }
@@ -257,22 +257,22 @@ impl GatewayLoop {
         };
         let (lane, context) = match &message {
             ToReplica::Dispatch(dispatch) => match self.requests.get(&dispatch.manifest.request) {
-                Some(tracked) => (replica_loop::WORK, Some(Arc::clone(&tracked.context))),
+                Some(tracked) => (replica_wake::WORK, Some(Arc::clone(&tracked.context))),
                 None => {
                     return tracing::error!(request = dispatch.manifest.request.0, "dispatch of an unknown request");
                 }
             },
-            ToReplica::Cancel { .. } | ToReplica::Policies(_) => (replica_loop::WORK, None),
-            ToReplica::Stance(_) => (replica_loop::STANCE, None),
+            ToReplica::Cancel { .. } | ToReplica::Policies(_) => (replica_wake::WORK, None),
+            ToReplica::Stance(_) => (replica_wake::STANCE, None),
         };
         let wake = ReplicaWake::Gateway { epoch, message, context };
         let pushed =
-            if lane == replica_loop::STANCE { mailbox.push_latest(lane, wake) } else { mailbox.try_push(lane, wake) };
+            if lane == replica_wake::STANCE { mailbox.push_latest(lane, wake) } else { mailbox.try_push(lane, wake) };
         if let Err(PushError::Full(_)) = pushed {
             // Credit bounds what can be under way to a replica, so that one of the two sides is wrong: the replica starts anew.
             tracing::error!(replica = replica.0, "a replica's mailbox is full");
             let _ = mailbox
-                .push_latest(replica_loop::FREEZE, ReplicaWake::Freeze { epoch, cause: FreezeCause::MailboxFull });
+                .push_latest(replica_wake::FREEZE, ReplicaWake::Freeze { epoch, cause: FreezeCause::MailboxFull });
         }
     }
 

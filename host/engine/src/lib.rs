@@ -18,6 +18,7 @@ pub mod metrics;
 mod outputs;
 mod permit;
 mod replica_loop;
+mod replica_wake;
 mod request;
 mod status;
 mod stream;

@@ -20,7 +20,7 @@ use crate::executor_loop::panic_text;
 use crate::gateway_loop::{self, GatewayWake};
 use crate::mailbox::Lane;
 use crate::metrics::RequestEnd;
-use crate::replica_loop::{self, FreezeCause, ReplicaWake};
+use crate::replica_wake::{self, FreezeCause, ReplicaWake};
 use crate::request::RequestEvent;
 use crate::stream::{Pushed, StreamWriter};
 use crate::wiring::Wiring;
@@ -73,6 +73,8 @@ pub(crate) enum TurnItem {
     SequenceEnded { seq: SeqId, attempt: u16, outcome: Outcome, tokens: u32 },
     /// The replica is done with a request; goes on to the gateway once what counts is settled.
     Ended { context: Arc<RequestContext>, attempt: u16, outcome: Outcome, usage: Usage },
+    /// This epoch of the replica is over; `lost` when the replica will not come back. Goes on to the gateway behind the ends before it.
+    Down { lost: bool },
 }
 
 /// See the module.
@@ -158,6 +160,7 @@ impl OutputLoop {
     }
 
     fn turn(&mut self, turn: Turn) {
+        let (replica, epoch) = (turn.replica, turn.epoch);
         for item in turn.items {
             match item {
                 TurnItem::Tokens { seq, attempt, first, tokens } => self.tokens(seq, attempt, first, tokens),
@@ -172,14 +175,20 @@ impl OutputLoop {
                         None => (outcome, Usage { output_tokens: context.settled_tokens(), ..usage }),
                     };
                     let message = FromReplica::Ended { request, attempt, outcome, usage };
-                    let (replica, epoch) = (turn.replica, turn.epoch);
                     let wake = GatewayWake::Replica { replica, epoch, messages: vec![message] };
                     // Fails only when the gateway loop has ended; then every stream ends anyway.
                     let _ = self.wiring.gateway.push_waiting(gateway_loop::REPLICAS, wake);
                 }
+                TurnItem::Down { lost } => {
+                    let wake = GatewayWake::ReplicaDown { replica, epoch, lost };
+                    let _ = self.wiring.gateway.push_waiting(gateway_loop::CONTROL, wake);
+                    if let Some(mailbox) = self.wiring.replica(replica) {
+                        let _ = mailbox.try_push(replica_wake::FEEDBACK, ReplicaWake::Settled { epoch });
+                    }
+                }
             }
         }
-        self.hand_back(turn.replica, turn.epoch);
+        self.hand_back(replica, epoch);
     }
 
     /// Gives the replica what its turn led to.
@@ -189,10 +198,10 @@ impl OutputLoop {
         }
         let Some(mailbox) = self.wiring.replica(replica) else { return };
         let wake = ReplicaWake::Feedback { epoch, inputs: std::mem::take(&mut self.feedback) };
-        if let Err(crate::mailbox::PushError::Full(_)) = mailbox.try_push(replica_loop::FEEDBACK, wake) {
+        if let Err(crate::mailbox::PushError::Full(_)) = mailbox.try_push(replica_wake::FEEDBACK, wake) {
             // Cannot happen while the replica loop takes everything that waits in each turn; if it does, its state is not to be trusted.
             let _ = mailbox
-                .push_latest(replica_loop::FREEZE, ReplicaWake::Freeze { epoch, cause: FreezeCause::MailboxFull });
+                .push_latest(replica_wake::FREEZE, ReplicaWake::Freeze { epoch, cause: FreezeCause::MailboxFull });
         }
     }
 
@@ -225,8 +234,6 @@ impl OutputLoop {
     }
 
     fn sequence_ended(&mut self, seq: SeqId, attempt: u16, end: AnswerEnd) {
-        // The replica knows nothing of the sequence any more.
-        self.feedback.retain(|input| !concerns(input, seq));
         let Some(output) = self.requests.get_mut(&seq.request) else { return };
         let Some(answer) = output.answers.get_mut(usize::from(seq.index)) else { return };
         // A failed attempt may be followed by another one: only the gateway's end is the end then.
@@ -236,14 +243,6 @@ impl OutputLoop {
         if let Some(progress) = answer.finish(end.outcome, Some(end.tokens)) {
             output.hand_over(&self.wiring, seq.index, progress);
         }
-    }
-}
-
-fn concerns(input: &ReplicaInput, seq: SeqId) -> bool {
-    match input {
-        ReplicaInput::Finish(end) => end.seq == seq,
-        ReplicaInput::BlockKeys { seq: of, .. } => *of == seq,
-        _ => false,
     }
 }
 

@@ -1,7 +1,8 @@
 //! One replica's loop: drives its machine, its executor, and what becomes of its tokens.
 //!
 //! When the machine panics or says that an invariant is broken, this replica alone is frozen: the gateway is told that this epoch is
-//! gone, steps in flight are awaited, the executor's slots are dropped, and a new machine starts with the next epoch.
+//! gone (behind the ends that it still had to tell), steps in flight are awaited, the executor's slots are dropped, and a new machine
+//! starts with the next epoch.
 //!
 //! ```text
 //! Serving ──panic, broken invariant, full mailbox──► Frozen ──steps are back, slots dropped──► Serving (next epoch)
@@ -12,7 +13,6 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use penstock_base::limits::INFLIGHT_MAX;
 use penstock_base::plan::{BatchFailure, Plan, PlanOp, RowDone};
 use penstock_base::{BatchId, Duration, GatewayEpoch, Instant, ReplicaEpoch, RequestId, SeqId, Slot};
 use penstock_exec::{BatchResult, ExecError, RowResult, SampledToken, SlotOpening, Step};
@@ -26,79 +26,16 @@ use crate::context::RequestContext;
 use crate::executor_loop::{STEPS, StepOrder, StepOutcome, panic_text};
 use crate::gateway_loop::{self, GatewayWake};
 use crate::latch::Latch;
-use crate::mailbox::{Lane, Mailbox};
+use crate::mailbox::Mailbox;
 use crate::outputs::{self, OutputWake, Turn, TurnItem};
+use crate::replica_wake::{FreezeCause, ReplicaWake};
 use crate::status::ReplicaState;
 use crate::wiring::Wiring;
-
-/// Dispatches and cancels of the gateway, which does not wait.
-pub(crate) const WORK: Lane = Lane(0);
-/// The newest stance.
-pub(crate) const STANCE: Lane = Lane(1);
-/// What the output loop found in the text; it does not wait.
-pub(crate) const FEEDBACK: Lane = Lane(2);
-/// Computed steps.
-pub(crate) const RESULTS: Lane = Lane(3);
-/// An order to freeze.
-pub(crate) const FREEZE: Lane = Lane(4);
-/// Shutdown.
-pub(crate) const CONTROL: Lane = Lane(5);
 
 /// Freezes within [`FREEZE_WINDOW`] after which a replica is given up: what breaks it comes back.
 const FREEZES_MAX: usize = 5;
 /// See [`FREEZES_MAX`].
 const FREEZE_WINDOW: Duration = Duration::from_s(60);
-
-/// Bounds of the lanes for a replica with this configuration among `replicas`.
-pub(crate) fn lanes(config: &ReplicaConfig, replicas: usize) -> [usize; 6] {
-    // Credit bounds the dispatches under way; each may be cancelled, and so may what runs. This loop takes everything that waits before
-    // it hands over a turn, so that feedback cannot outnumber the turns that wait at the output loop, but for the two at its ends.
-    let granted = config.slots as usize + config.ready_window;
-    [4 * granted + 64, 1, outputs::TURNS_PER_REPLICA * replicas + 2, INFLIGHT_MAX + 1, 1, 8]
-}
-
-/// Why a replica's loop wakes up.
-#[derive(Debug)]
-pub(crate) enum ReplicaWake {
-    /// The gateway says something to this incarnation.
-    Gateway { epoch: ReplicaEpoch, message: ToReplica, context: Option<Arc<RequestContext>> },
-    /// A step is computed.
-    Computed(StepOutcome),
-    /// Ends and keys that the output loop found.
-    Feedback { epoch: ReplicaEpoch, inputs: Vec<ReplicaInput> },
-    /// Start anew.
-    Freeze { epoch: ReplicaEpoch, cause: FreezeCause },
-    /// The loop ends.
-    Shutdown,
-}
-
-/// Why a replica is taken out of service.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum FreezeCause {
-    /// The machine panicked: an overflow or an index out of range.
-    Panic,
-    /// The machine says that an invariant does not hold.
-    Broken(&'static str),
-    /// A mailbox that cannot fill was full.
-    MailboxFull,
-    /// The executor answered something else than it was asked.
-    Executor(&'static str),
-    /// The executor's state is lost.
-    ExecutorLost,
-}
-
-impl FreezeCause {
-    /// As a metric label.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Panic => "panic",
-            Self::Broken(_) => "invariant",
-            Self::MailboxFull => "mailbox",
-            Self::Executor(_) => "executor_answer",
-            Self::ExecutorLost => "executor_lost",
-        }
-    }
-}
 
 /// What a replica's loop does now.
 enum Life {
@@ -140,6 +77,8 @@ pub(crate) struct ReplicaLoop {
     slots: BTreeSet<Slot>,
     /// Steps at the executor.
     inflight: usize,
+    /// The gateway knows that the frozen epoch is over.
+    settled: bool,
     /// The step at the executor drops what a frozen epoch left behind.
     resetting: bool,
     /// Rows of the batch that is being reported.
@@ -176,6 +115,7 @@ impl ReplicaLoop {
             requests: HashMap::new(),
             slots: BTreeSet::new(),
             inflight: 0,
+            settled: false,
             resetting: false,
             reported: None,
             items: Vec::new(),
@@ -274,7 +214,16 @@ impl ReplicaLoop {
                     return self.wiring.metrics.stale("replica");
                 }
                 for input in inputs {
-                    self.step(input);
+                    // Text runs behind: what it says of a sequence that has ended meanwhile is late, not wrong.
+                    if subject(&input).is_none_or(|seq| self.lives(seq)) {
+                        self.step(input);
+                    }
+                }
+            }
+            ReplicaWake::Settled { epoch } => {
+                if epoch == self.config.epoch {
+                    self.settled = true;
+                    self.go_on();
                 }
             }
             ReplicaWake::Freeze { epoch, cause } => {
@@ -294,6 +243,11 @@ impl ReplicaLoop {
     fn admit(&mut self, context: Arc<RequestContext>, attempt: u16) {
         let outputs = (0..context.manifest.sequences).map(|_| Some(Vec::new())).collect();
         self.requests.insert(context.request(), Placed { context, attempt, outputs });
+    }
+
+    /// Is this sequence here, and has it not ended?
+    fn lives(&mut self, seq: SeqId) -> bool {
+        self.requests.get_mut(&seq.request).is_some_and(|placed| placed.output(seq.index).is_some())
     }
 
     /// Advances the machine. A panic in it, or in carrying out its effects, freezes this replica and nothing else.
@@ -472,27 +426,28 @@ impl ReplicaLoop {
     }
 
     /// Hands over what this turn brought. Waits when the receivers are far behind.
+    ///
+    /// The gateway first: the ends among the items reach it by way of the output loop, and must not overtake the progress before them.
     fn flush(&mut self) {
         let (replica, epoch) = (self.config.replica, self.config.epoch);
-        if !self.items.is_empty() {
-            let turn = Turn { replica, epoch, items: std::mem::take(&mut self.items) };
-            // Both fail only when the receiving loop has ended.
-            let _ = self.wiring.outputs.push_waiting(outputs::TURNS, OutputWake::Turn(turn));
-        }
         if !self.messages.is_empty() {
             let messages = std::mem::take(&mut self.messages);
             let wake = GatewayWake::Replica { replica, epoch, messages };
             let _ = self.wiring.gateway.push_waiting(gateway_loop::REPLICAS, wake);
         }
+        if !self.items.is_empty() {
+            let turn = Turn { replica, epoch, items: std::mem::take(&mut self.items) };
+            // Both fail only when the receiving loop has ended.
+            let _ = self.wiring.outputs.push_waiting(outputs::TURNS, OutputWake::Turn(turn));
+        }
     }
 
     /// Takes this epoch out of service. What it has said before still counts.
     fn freeze_now(&mut self, cause: FreezeCause, panic: Option<&str>) {
-        let (replica, epoch) = (self.config.replica, self.config.epoch);
+        let replica = self.config.replica;
         self.freeze = None;
         self.effects.clear();
         self.reported = None;
-        self.flush();
         let now = self.wiring.clock.now();
         self.freezes.push_back(now);
         self.freezes.retain(|&at| now.since(at) <= FREEZE_WINDOW);
@@ -506,11 +461,9 @@ impl ReplicaLoop {
             status.state = state;
             status.load = Load::default();
         });
-        let down = GatewayWake::ReplicaDown { replica, epoch, lost };
-        let _ = self.wiring.gateway.push_waiting(gateway_loop::CONTROL, down);
-        if !lost && self.inflight == 0 {
-            self.reset();
-        }
+        self.settled = false;
+        self.items.push(TurnItem::Down { lost });
+        self.flush();
     }
 
     /// Everything that helps to find the cause, and nothing that a client wrote.
@@ -539,14 +492,20 @@ impl ReplicaLoop {
             return;
         }
         if let Some(error) = error.filter(|error| error.failure == BatchFailure::Executor || self.resetting) {
-            let (replica, epoch) = (self.config.replica, self.config.epoch);
+            let replica = self.config.replica;
             tracing::error!(replica = replica.0, message = error.message, "the executor is lost");
             self.wiring.metrics.frozen(FreezeCause::ExecutorLost.name());
             self.wiring.board.update_replica(replica, |status| status.state = ReplicaState::Lost);
             self.life = Life::Lost;
-            let down = GatewayWake::ReplicaDown { replica, epoch, lost: true };
-            let _ = self.wiring.gateway.push_waiting(gateway_loop::CONTROL, down);
-        } else if self.inflight == 0 {
+            self.items.push(TurnItem::Down { lost: true });
+        } else {
+            self.go_on();
+        }
+    }
+
+    /// Begins the next epoch once nothing of the old one is under way: no step at the executor, no end on its way to the gateway.
+    fn go_on(&mut self) {
+        if matches!(self.life, Life::Frozen) && self.inflight == 0 && self.settled {
             self.reset();
         }
     }
@@ -563,6 +522,15 @@ impl ReplicaLoop {
         let ops = self.slots.iter().map(|&slot| PlanOp::DropSlot { slot }).collect();
         let plan = Plan { batch: BatchId(0), ops, rows: Vec::new() };
         self.order(StepOrder { step: Step { plan, openings: Vec::new() }, follows: false });
+    }
+}
+
+/// The sequence that feedback is about.
+fn subject(input: &ReplicaInput) -> Option<SeqId> {
+    match input {
+        ReplicaInput::Finish(end) => Some(end.seq),
+        ReplicaInput::BlockKeys { seq, .. } => Some(*seq),
+        _ => None,
     }
 }
 

@@ -17,7 +17,7 @@ use crate::mailbox::Mailbox;
 use crate::metrics::Metrics;
 use crate::outputs::OutputWake;
 use crate::permit::Permits;
-use crate::replica_loop::ReplicaWake;
+use crate::replica_wake::ReplicaWake;
 use crate::status::{QueueStatus, ReplicaState, ReplicaStatus, Status};
 
 /// Shared by every loop and by the engine's handle.

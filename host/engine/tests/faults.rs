@@ -295,5 +295,7 @@ fn an_idle_engine_computes_nothing_and_stays_ready() {
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert_eq!(rig.controls[0].steps(), steps);
     assert!(rig.engine.status().ready);
-    assert_eq!(rig.metric("penstock_stale_inputs_total"), 0.0);
+    for machine in ["gateway", "replica"] {
+        assert_eq!(rig.metric(&format!("penstock_stale_inputs_total{{machine=\"{machine}\"")), 0.0, "{machine}");
+    }
 }

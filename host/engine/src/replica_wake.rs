@@ -1,0 +1,80 @@
+//! What wakes a replica's loop, who may send how much of it, and why a replica is frozen.
+
+use std::sync::Arc;
+
+use penstock_base::ReplicaEpoch;
+use penstock_base::limits::INFLIGHT_MAX;
+use penstock_sched::message::ToReplica;
+use penstock_sched::replica::{ReplicaConfig, ReplicaInput};
+
+use crate::context::RequestContext;
+use crate::executor_loop::StepOutcome;
+use crate::mailbox::Lane;
+use crate::outputs;
+
+/// Dispatches and cancels of the gateway, which does not wait.
+pub(crate) const WORK: Lane = Lane(0);
+/// The newest stance.
+pub(crate) const STANCE: Lane = Lane(1);
+/// What the output loop found in the text; it does not wait.
+pub(crate) const FEEDBACK: Lane = Lane(2);
+/// Computed steps.
+pub(crate) const RESULTS: Lane = Lane(3);
+/// An order to freeze.
+pub(crate) const FREEZE: Lane = Lane(4);
+/// Shutdown.
+pub(crate) const CONTROL: Lane = Lane(5);
+
+/// Bounds of the lanes for a replica with this configuration among `replicas`.
+pub(crate) fn lanes(config: &ReplicaConfig, replicas: usize) -> [usize; 6] {
+    // Credit bounds the dispatches under way; each may be cancelled, and so may what runs. This loop takes everything that waits before
+    // it hands over a turn, so that feedback cannot outnumber the turns that wait at the output loop, but for the two at its ends and the one that closes
+    // an epoch.
+    let granted = config.slots as usize + config.ready_window;
+    [4 * granted + 64, 1, outputs::TURNS_PER_REPLICA * replicas + 3, INFLIGHT_MAX + 1, 1, 8]
+}
+
+/// Why a replica's loop wakes up.
+#[derive(Debug)]
+pub(crate) enum ReplicaWake {
+    /// The gateway says something to this incarnation.
+    Gateway { epoch: ReplicaEpoch, message: ToReplica, context: Option<Arc<RequestContext>> },
+    /// A step is computed.
+    Computed(StepOutcome),
+    /// Ends and keys that the output loop found.
+    Feedback { epoch: ReplicaEpoch, inputs: Vec<ReplicaInput> },
+    /// The gateway knows that this epoch is over: the next one may begin.
+    Settled { epoch: ReplicaEpoch },
+    /// Start anew.
+    Freeze { epoch: ReplicaEpoch, cause: FreezeCause },
+    /// The loop ends.
+    Shutdown,
+}
+
+/// Why a replica is taken out of service.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FreezeCause {
+    /// The machine panicked: an overflow or an index out of range.
+    Panic,
+    /// The machine says that an invariant does not hold.
+    Broken(&'static str),
+    /// A mailbox that cannot fill was full.
+    MailboxFull,
+    /// The executor answered something else than it was asked.
+    Executor(&'static str),
+    /// The executor's state is lost.
+    ExecutorLost,
+}
+
+impl FreezeCause {
+    /// As a metric label.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Panic => "panic",
+            Self::Broken(_) => "invariant",
+            Self::MailboxFull => "mailbox",
+            Self::Executor(_) => "executor_answer",
+            Self::ExecutorLost => "executor_lost",
+        }
+    }
+}
