@@ -13,6 +13,7 @@ mod idempotency;
 mod probes;
 mod prompt;
 mod refusals;
+mod request_id;
 mod sampling;
 mod shape;
 mod sse;
@@ -45,6 +46,7 @@ pub fn api(app: Arc<App>) -> Router {
         .route("/metrics", get(probes::metrics))
         .fallback(async || ApiError::no_path())
         .method_not_allowed_fallback(async || ApiError::wrong_method())
+        .layer(axum::middleware::from_fn(request_id::attach))
         .with_state(app)
 }
 

@@ -150,8 +150,8 @@ impl Answer {
     }
 
     /// The first bytes go out.
-    pub fn mark_streaming(&self) {
-        self.streams.iter().flatten().for_each(EventStream::streaming);
+    pub fn mark_streaming(&mut self) {
+        self.streams.iter_mut().flatten().for_each(|stream| stream.streaming());
     }
 
     /// Reads to the end.

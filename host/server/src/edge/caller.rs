@@ -13,8 +13,7 @@ const SESSION: &str = "x-penstock-session";
 const SLO_TTFT: &str = "x-slo-ttft-ms";
 const SLO_TPOT: &str = "x-slo-tpot-ms";
 const TIMEOUT: &str = "x-request-timeout-ms";
-/// Echoed to the client; never an id of the host's.
-pub const REQUEST_ID: &str = "x-request-id";
+const REQUEST_ID: &str = "x-request-id";
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// Longest header value that names something.
 const NAME_BYTES_MAX: usize = 256;
@@ -38,8 +37,6 @@ pub struct Caller {
     pub timeout: Duration,
     /// From objective and tenant.
     pub traits: Traits,
-    /// The client's own id for the request.
-    pub request_id: Option<String>,
     /// The client's key for retries.
     pub idempotency_key: Option<String>,
 }
@@ -64,6 +61,8 @@ impl Caller {
         if tenant.no_store {
             traits = traits.with(Traits::NO_STORE);
         }
+        // Echoed by another layer; a bad one is named here.
+        name(headers, REQUEST_ID)?;
         let session = name(headers, SESSION)?;
         let slo_ttft = milliseconds(headers, SLO_TTFT)?;
         let class_slo = app.class(class.get()).and_then(|class| class.slo_ttft_ms).map(Duration::from_ms);
@@ -74,7 +73,6 @@ impl Caller {
             slo_ttft: slo_ttft.or(class_slo).unwrap_or(Duration::MAX),
             slo_tpot: milliseconds(headers, SLO_TPOT)?.unwrap_or(Duration::MAX),
             timeout: milliseconds(headers, TIMEOUT)?.map_or(most, |asked| asked.min(most)),
-            request_id: name(headers, REQUEST_ID)?.map(str::to_owned),
             idempotency_key: name(headers, IDEMPOTENCY_KEY)?.map(str::to_owned),
             tenant,
             class,

@@ -88,6 +88,11 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", "upload_timeout", message)
     }
 
+    /// 504 of the edge itself.
+    pub fn deadline(message: &str) -> Self {
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", "deadline_exceeded", message)
+    }
+
     /// 409.
     pub fn idempotency_conflict(message: &str) -> Self {
         let error = Self::new(StatusCode::CONFLICT, "invalid_request_error", "idempotency_conflict", message);

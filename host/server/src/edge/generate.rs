@@ -51,7 +51,7 @@ async fn handle(app: Arc<App>, api: Api, headers: HeaderMap, body: Body) -> Resu
     let held = body::read(&app, body).await?;
     let arrived = app.engine.clock().now();
     let claim = match &caller.idempotency_key {
-        Some(key) => match app.idempotency.claim(caller.tenant.id, key, &held.bytes).await? {
+        Some(key) => match claim(&app, &caller, key, &held.bytes).await? {
             Claimed::Answered(response) => return Ok(response),
             Claimed::First(claim) => Some(claim),
         },
@@ -60,11 +60,14 @@ async fn handle(app: Arc<App>, api: Api, headers: HeaderMap, body: Body) -> Resu
     let mut fields = Fields::parse(&held.bytes)?;
     let call = parse(&app, api, &mut fields).await?;
     drop((fields, held));
-    let mut response = answer(&app, &caller, call, arrived, slot, claim).await?;
-    if let Some(id) = caller.request_id.as_deref().and_then(|id| HeaderValue::from_str(id).ok()) {
-        response.headers_mut().insert(super::caller::REQUEST_ID, id);
-    }
-    Ok(response)
+    answer(&app, &caller, call, arrived, slot, claim).await
+}
+
+/// Claims an idempotency key; waits for whoever has it no longer than the request may live.
+async fn claim(app: &App, caller: &Caller, key: &str, body: &[u8]) -> Result<Claimed, ApiError> {
+    let claimed = app.idempotency.claim(caller.tenant.id, key, body);
+    let late = || ApiError::deadline("another call with this Idempotency-Key did not end in time");
+    tokio::time::timeout(Duration::from_micros(caller.timeout.as_us()), claimed).await.map_err(|_| late())?
 }
 
 async fn parse(app: &App, api: Api, fields: &mut Fields) -> Result<Call, ApiError> {
@@ -132,7 +135,7 @@ async fn answer(
     }
     let envelope = envelope(app, &call, streams.first());
     if is_nothing {
-        return Ok(nothing(&envelope, &call, &echoes));
+        return Ok(nothing(envelope, &call, echoes));
     }
     let mut answer = Answer::new(envelope, streams, n, echoes);
     let first = if call.generation.stream { Some(answer.next().await) } else { None };
@@ -168,12 +171,16 @@ fn envelope(app: &App, call: &Call, first: Option<&penstock_engine::EventStream>
 }
 
 /// `max_tokens: 0`: nothing is computed; with `echo` the prompt comes back.
-fn nothing(envelope: &Envelope, call: &Call, echoes: &[String]) -> Response<Body> {
+fn nothing(envelope: Envelope, call: &Call, echoes: Vec<String>) -> Response<Body> {
     let outcome = Some(penstock_base::Outcome::Length);
-    let choices = echoes.iter().map(|echo| Choice { text: echo.clone(), tokens: Vec::new(), outcome });
+    let choices = echoes.into_iter().map(|text| Choice { text, tokens: Vec::new(), outcome }).collect::<Vec<_>>();
     let prompt_tokens = call.prompts.iter().map(|prompt| prompt.ids.len() as u32).sum();
     let usage = penstock_sched::message::Usage { prompt_tokens, ..Default::default() };
-    axum::Json(envelope.whole(&choices.collect::<Vec<_>>(), &[], &usage)).into_response()
+    if call.generation.stream {
+        let usage = call.generation.include_usage.then_some(&usage);
+        return event_stream(sse::at_once(&envelope, &choices, usage));
+    }
+    axum::Json(envelope.whole(&choices, &[], &usage)).into_response()
 }
 
 async fn whole(mut answer: Answer, claim: Option<Claim>) -> Result<Response<Body>, ApiError> {
@@ -199,11 +206,21 @@ fn stream(
 ) -> Response<Body> {
     let mut head = Response::new(());
     decorate(&mut head, &answer);
-    let heartbeat = Duration::from_millis(app.config.http.heartbeat_ms);
-    let body = sse::body(answer, first, call.generation.include_usage, heartbeat, Box::new((slot, claim)));
-    let mut response = head.map(|()| body);
+    let options = sse::Options {
+        include_usage: call.generation.include_usage,
+        heartbeat: Duration::from_millis(app.config.http.heartbeat_ms),
+        claim,
+        held: Box::new(slot),
+    };
+    let mut response = event_stream(sse::body(answer, first, options));
+    response.headers_mut().extend(std::mem::take(head.headers_mut()));
+    response
+}
+
+fn event_stream(body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(sse::CONTENT_TYPE));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
 }
@@ -218,6 +235,6 @@ fn decorate<T>(response: &mut Response<T>, answer: &Answer) {
         headers.insert("x-penstock-degraded", HeaderValue::from_static("max_tokens"));
     }
     if let Ok(id) = HeaderValue::from_str(&answer.envelope.id) {
-        headers.insert(super::caller::REQUEST_ID, id);
+        headers.insert(super::request_id::REQUEST_ID, id);
     }
 }

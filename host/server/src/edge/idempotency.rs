@@ -1,7 +1,8 @@
 //! `Idempotency-Key`: a retry gets the first call's answer and is never computed or billed again.
 //!
-//! A call with the same key and body waits for the first one and gets its bytes; with another body it is a 409. A streamed call cannot be
-//! handed out twice while it runs: that is a 409 as well, until it has ended. Failed calls leave no trace, so that they may be retried.
+//! A call with the same key and body waits for the first one and gets its bytes, streamed or not; with another body it is a 409. Failed
+//! calls, and streams whose client left, leave no trace, so that they may be retried. Answers are kept for ten minutes, and while there is
+//! room: the oldest make way.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +17,7 @@ use tokio::sync::watch;
 
 use super::error::ApiError;
 
-const KEPT: Duration = Duration::from_secs(600);
+const KEPT_FOR: Duration = Duration::from_secs(600);
 const ENTRIES_MAX: usize = 4_096;
 /// Bytes of kept answers, over all entries.
 const BYTES_MAX: usize = 32 << 20;
@@ -26,7 +27,14 @@ type Key = [u8; 32];
 #[derive(Clone)]
 enum State {
     Running,
-    Answered(Bytes),
+    Answered(Kept),
+}
+
+/// An answer as it was sent.
+#[derive(Clone)]
+struct Kept {
+    body: Bytes,
+    content_type: &'static str,
 }
 
 struct Entry {
@@ -73,6 +81,7 @@ impl Idempotency {
         loop {
             let mut watch = {
                 let mut table = self.lock();
+                table.forget_if_old(&key);
                 match table.entries.get(&key) {
                     None => {
                         table.make_room()?;
@@ -89,9 +98,9 @@ impl Idempotency {
             };
             let state = watch.wait_for(|state| matches!(state, State::Answered(_))).await;
             if let Ok(state) = state
-                && let State::Answered(bytes) = &*state
+                && let State::Answered(kept) = &*state
             {
-                return Ok(Claimed::Answered(replay(bytes.clone())));
+                return Ok(Claimed::Answered(replay(kept.clone())));
             }
             // The first call failed and its key is free: take it.
         }
@@ -103,35 +112,67 @@ impl Idempotency {
 }
 
 impl Table {
-    /// Drops what is old; refuses when all that is left still runs or is fresh.
+    /// Drops this answer when its time is over.
+    fn forget_if_old(&mut self, key: &Key) {
+        if self.entries.get(key).is_some_and(|entry| entry.kept_bytes().is_some() && entry.since.elapsed() >= KEPT_FOR)
+        {
+            self.forget(key);
+        }
+    }
+
+    /// The oldest answers make way; refuses when all keys belong to calls that run.
     fn make_room(&mut self) -> Result<(), ApiError> {
-        if self.entries.len() < ENTRIES_MAX && self.bytes < BYTES_MAX {
+        if self.has_room() {
             return Ok(());
         }
-        let mut bytes = 0;
-        self.entries.retain(|_, entry| match &*entry.state.borrow() {
-            State::Running => true,
-            State::Answered(answer) => {
-                let keep = entry.since.elapsed() < KEPT;
-                bytes += if keep { answer.len() } else { 0 };
-                keep
+        let answered = self.entries.iter().filter(|(_, entry)| entry.kept_bytes().is_some());
+        let mut by_age: Vec<(Instant, Key)> = answered.map(|(key, entry)| (entry.since, *key)).collect();
+        by_age.sort_unstable_by_key(|(since, _)| *since);
+        // A quarter at once, so that a full table is not sorted for each call.
+        for (at, (_, key)) in by_age.iter().enumerate() {
+            if at > by_age.len() / 4 && self.has_room() {
+                break;
             }
-        });
-        self.bytes = bytes;
-        if self.entries.len() < ENTRIES_MAX && self.bytes < BYTES_MAX {
-            Ok(())
-        } else {
-            Err(ApiError::edge_full("idempotency keys in use"))
+            self.forget(key);
+        }
+        if self.has_room() { Ok(()) } else { Err(ApiError::edge_full("idempotency keys in use")) }
+    }
+
+    fn has_room(&self) -> bool {
+        self.entries.len() < ENTRIES_MAX && self.bytes < BYTES_MAX
+    }
+
+    fn forget(&mut self, key: &Key) {
+        let bytes = self.entries.remove(key).and_then(|entry| entry.kept_bytes());
+        self.bytes -= bytes.unwrap_or(0);
+    }
+}
+
+impl Entry {
+    /// Size of the answer, once there is one.
+    fn kept_bytes(&self) -> Option<usize> {
+        match &*self.state.borrow() {
+            State::Running => None,
+            State::Answered(kept) => Some(kept.body.len()),
         }
     }
 }
 
 impl Claim {
-    /// Keeps the answer for retries.
-    pub fn answered(mut self, body: &[u8]) {
+    /// Keeps a whole answer for retries.
+    pub fn answered(self, body: &[u8]) {
+        self.keep(body, "application/json");
+    }
+
+    /// Keeps all events of a stream for retries.
+    pub fn streamed(self, events: &[u8]) {
+        self.keep(events, super::sse::CONTENT_TYPE);
+    }
+
+    fn keep(mut self, body: &[u8], content_type: &'static str) {
         let mut table = self.owner.lock();
         if let Some(entry) = table.entries.get(&self.key) {
-            entry.state.send_replace(State::Answered(Bytes::copy_from_slice(body)));
+            entry.state.send_replace(State::Answered(Kept { body: Bytes::copy_from_slice(body), content_type }));
             table.bytes += body.len();
         }
         drop(table);
@@ -147,10 +188,61 @@ impl Drop for Claim {
     }
 }
 
-fn replay(body: Bytes) -> Response<Body> {
-    let mut response = Response::new(Body::from(body));
+fn replay(kept: Kept) -> Response<Body> {
+    let mut response = Response::new(Body::from(kept.body));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kept.content_type));
     headers.insert("x-penstock-idempotent-replay", HeaderValue::from_static("true"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn first(owner: &Idempotency, key: &str) -> Claim {
+        match owner.claim(TenantId(1), key, b"body").await {
+            Ok(Claimed::First(claim)) => claim,
+            Ok(Claimed::Answered(_)) => panic!("{key} is taken"),
+            Err(fault) => panic!("{key}: {}", fault.message),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_retry_gets_the_answer_another_body_a_conflict_and_a_failure_frees_the_key() {
+        let owner = Idempotency::default();
+        drop(first(&owner, "k").await);
+        first(&owner, "k").await.streamed(b"data: 1");
+        let Ok(Claimed::Answered(answer)) = owner.claim(TenantId(1), "k", b"body").await else { panic!("not kept") };
+        assert_eq!(answer.headers()[header::CONTENT_TYPE], super::super::sse::CONTENT_TYPE);
+        assert_eq!(owner.claim(TenantId(1), "k", b"other").await.err().map(|fault| fault.status.as_u16()), Some(409));
+        assert!(matches!(owner.claim(TenantId(2), "k", b"other").await, Ok(Claimed::First(_))), "another tenant's key");
+    }
+
+    #[tokio::test]
+    async fn a_full_table_forgets_the_oldest_answers_and_counts_its_bytes() {
+        let owner = Idempotency::default();
+        for key in 0..=ENTRIES_MAX {
+            first(&owner, &key.to_string()).await.answered(&[7; 10]);
+        }
+        let table = owner.lock();
+        assert!(table.entries.len() <= ENTRIES_MAX);
+        assert_eq!(table.bytes, table.entries.len() * 10);
+        drop(table);
+        first(&owner, "0").await;
+        assert!(matches!(owner.claim(TenantId(1), &ENTRIES_MAX.to_string(), b"body").await, Ok(Claimed::Answered(_))));
+    }
+
+    #[tokio::test]
+    async fn keys_of_running_calls_are_never_forgotten() {
+        let owner = Idempotency::default();
+        let mut running = Vec::new();
+        for key in 0..ENTRIES_MAX {
+            running.push(first(&owner, &key.to_string()).await);
+        }
+        let refused = owner.claim(TenantId(1), "one more", b"body").await;
+        assert_eq!(refused.err().map(|fault| fault.status.as_u16()), Some(429));
+        drop(running);
+        first(&owner, "one more").await;
+    }
 }

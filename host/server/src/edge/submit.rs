@@ -26,7 +26,7 @@ pub fn output_cap(app: &App, prompt: &Prompt, asked: Option<u32>, default: u32) 
         None => Ok(u64::from(default).min(room) as u32),
         Some(asked) if u64::from(asked) <= room => Ok(asked),
         Some(asked) => Err(ApiError::never_fits(format!(
-            "the prompt has {input} tokens and {asked} are asked for: together more than the {context} of a sequence"
+            "the prompt has {input} tokens and max_tokens asks for {asked}: together more than the {context} of a sequence"
         ))),
     }
 }

@@ -1,0 +1,231 @@
+"""Starts and ends one server process, and reads what it shows of itself."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+
+MODEL_NAME = "demo"
+START_LIMIT_S = 90
+STOP_LIMIT_S = 45
+
+
+def toml_value(value):
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + " }"
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def toml_text(sections):
+    """Sections of plain keys, as `penstock.toml` has them."""
+    lines = []
+    for name, keys in sections.items():
+        lines.append(f"[{name}]")
+        lines += [f'"{key}" = {toml_value(value)}' for key, value in keys.items()]
+    return "\n".join(lines) + "\n"
+
+
+def command(*args):
+    return [os.environ["PENSTOCK_BIN"], *map(str, args)]
+
+
+def run_to_end(*args, env=None, limit_s=60):
+    """Runs the binary until it ends by itself. Returns (exit code, stdout, stderr)."""
+    done = subprocess.run(
+        command(*args),
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=limit_s,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+class Server:
+    """A running server. Ended by SIGTERM to its own process id, and by SIGKILL to the same one when it does not end in time."""
+
+    def __init__(self, folder: Path, *args, config=None, keys=None, model=None, env=None):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.log_path = folder / "log"
+        self.keys_path = folder / "keys.toml"
+        secret = folder / "secret"
+        secret.write_bytes(bytes(range(32)))
+        sections = {name: dict(section) for name, section in (config or {}).items()}
+        sections.setdefault("server", {})["secret_file"] = secret
+        if keys is not None:
+            self.keys_path.write_text(keys)
+            sections["server"]["keys"] = self.keys_path
+        config_path = folder / "penstock.toml"
+        config_path.write_text(toml_text(sections))
+        model = model or os.environ["PENSTOCK_DEMO_MODEL"]
+        flags = ["--config", config_path, "--listen", "127.0.0.1:0", "--model", model, "--served-model-name", MODEL_NAME]
+        self.log_file = open(self.log_path, "wb")
+        self.process = subprocess.Popen(
+            command("serve", *flags, *args),
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=self.log_file,
+            stderr=self.log_file,
+        )
+        try:
+            self.port = self._wait_for_address()
+            self.url = f"http://127.0.0.1:{self.port}"
+            self._wait_for_health()
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def _wait_for_address(self):
+        deadline = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline:
+            found = re.search(r"serves \S+ on http://127\.0\.0\.1:(\d+)", self.log())
+            if found:
+                return int(found.group(1))
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.log()}")
+            time.sleep(0.05)
+        raise RuntimeError(f"the server did not start in {START_LIMIT_S} s:\n{self.log()}")
+
+    def _wait_for_health(self):
+        deadline = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline:
+            if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                return
+            time.sleep(0.05)
+        raise RuntimeError(f"the server is not healthy:\n{self.log()}")
+
+    def admin_url(self):
+        address = re.search(r'admin="?(127\.0\.0\.1:\d+)', self.log())
+        assert address, self.log()
+        return f"http://{address.group(1)}"
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def wait(self, limit_s=STOP_LIMIT_S):
+        return self.process.wait(limit_s)
+
+    def stop(self):
+        """SIGTERM, then the exit code."""
+        if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
+            try:
+                self.wait()
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self.log_file.close()
+        return self.process.returncode
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.log_file.close()
+
+    def wait_for_log(self, text, limit_s=20):
+        deadline = time.monotonic() + limit_s
+        while text not in self.log():
+            assert time.monotonic() < deadline, f"{text!r} is not in the log:\n{self.log()}"
+            time.sleep(0.05)
+
+    def rss_kib(self):
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status).group(1))
+
+    def metrics(self):
+        return Metrics(httpx.get(f"{self.url}/metrics", timeout=20).text)
+
+    def wait_until_idle(self, limit_s=30):
+        """Waits until nothing runs, waits or is held for a client; the proof that all came back is that this ends."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            busy = self.metrics().busy()
+            if not busy:
+                return
+            assert time.monotonic() < deadline, f"does not come to rest: {busy}\n{self.log()[-3000:]}"
+            time.sleep(0.05)
+
+
+class Metrics:
+    """One reading of `/metrics`."""
+
+    GAUGES_AT_REST = (
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "penstock_requests_in_flight",
+        "penstock_pending_bytes",
+        "penstock_send_buffer_bytes",
+        "penstock_no_progress",
+    )
+
+    def __init__(self, text):
+        self.text = text
+        self.series = {}
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                key, value = line.rsplit(" ", 1)
+                self.series[key] = float(value)
+
+    def names(self):
+        return {key.split("{")[0] for key in self.series}
+
+    def sum(self, name, **labels):
+        """Over all series of that name whose labels have these values."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        found = [
+            value
+            for key, value in self.series.items()
+            if key.split("{")[0] == name and all(label in key for label in wanted)
+        ]
+        assert found or labels, f"no series of {name}"
+        return sum(found)
+
+    def busy(self):
+        """What has not come back to where it began."""
+        busy = {name: self.sum(name) for name in self.GAUGES_AT_REST}
+        busy["active blocks"] = self.sum("penstock_kv_blocks", state="active")
+        busy["reserved blocks"] = self.sum("penstock_kv_blocks", state="reserved")
+        return {name: value for name, value in busy.items() if value != 0}
+
+
+class Background:
+    """Runs `work(stop)` on a thread; a failure in it is raised at the end."""
+
+    def __init__(self, work):
+        self.stop = threading.Event()
+        self.failure = None
+
+        def run():
+            try:
+                work(self.stop)
+            except BaseException as failure:  # noqa: BLE001 - handed to the test's thread
+                self.failure = failure
+
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+
+    def end(self, limit_s=30):
+        self.stop.set()
+        self.thread.join(limit_s)
+        assert not self.thread.is_alive(), "the background work does not end"
+        if self.failure:
+            raise self.failure
