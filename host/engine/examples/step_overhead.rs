@@ -34,5 +34,16 @@ fn main() {
             rig.metric("penstock_step_executor_seconds_sum") * 1e6 / steps,
             rig.metric("penstock_step_outside_seconds_sum") * 1e6 / steps,
         );
+        if let Some(before) = cpu_ticks() {
+            std::thread::sleep(std::time::Duration::from_secs(3));
+            println!("idle: {} ticks of CPU time (10 ms each) in 3 s", cpu_ticks().unwrap_or(before) - before);
+        }
     }
+}
+
+/// User and system time of this process in ticks, where the system tells.
+fn cpu_ticks() -> Option<u64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let fields: Vec<_> = stat.rsplit(')').next()?.split_whitespace().collect();
+    Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
 }

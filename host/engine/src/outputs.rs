@@ -112,7 +112,9 @@ impl OutputLoop {
             self.wiring.die();
         }
         self.wiring.outputs.close();
-        // Dropping the streams' writers ends what is still open.
+        let mut left = Vec::new();
+        self.wiring.outputs.take_all(&mut left, None);
+        // Dropping the streams' writers, here and in what is left, ends what is still open.
     }
 
     fn serve(&mut self) {

@@ -269,6 +269,28 @@ fn a_gateway_that_panics_ends_everything_and_says_so() {
 }
 
 #[test]
+fn an_output_side_that_panics_ends_every_stream() {
+    use penstock_engine::{Engine, ServedModel};
+    let control = support::Control::open();
+    control.hold();
+    let model = ServedModel {
+        name: "fake".into(),
+        namespace: penstock_model::Namespace([0; 32]),
+        vocabulary: Arc::new(support::PanickingVocabulary),
+    };
+    let executor = Box::new(FakeExecutor::new(Sizes::default(), Arc::clone(&control)));
+    let engine = Engine::start(EngineConfig::default(), model, vec![executor]).unwrap();
+    let submit = |which| engine.submit(support::submission(&engine, &prompt(which, 4), 4)).unwrap().1;
+    let mut streams: Vec<_> = (0..20).map(submit).collect();
+    control.release();
+    for stream in &mut streams {
+        assert_eq!(read(stream).outcome(), Outcome::Failed(Failure::Internal));
+    }
+    assert!(!engine.status().live);
+    assert!(engine.shutdown());
+}
+
+#[test]
 fn executors_that_do_not_fit_together_are_refused() {
     use penstock_engine::{Engine, ServedModel};
     let model = || ServedModel {

@@ -40,6 +40,15 @@ impl Vocabulary for Letters {
     }
 }
 
+/// A vocabulary that breaks whoever asks it.
+pub struct PanickingVocabulary;
+
+impl Vocabulary for PanickingVocabulary {
+    fn token_bytes(&self, _: u32) -> Cow<'_, [u8]> {
+        panic!("the test wants a panic")
+    }
+}
+
 /// Text of some tokens.
 pub fn text_of(tokens: &[u32]) -> String {
     tokens.iter().flat_map(|&id| Letters.token_bytes(id).into_owned()).map(char::from).collect()
