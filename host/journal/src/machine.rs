@@ -80,7 +80,10 @@ impl Machine for Gateway {
         self.encode(out);
     }
     fn restore(config: GatewayConfig, bytes: &[u8]) -> Result<Self, DecodeError> {
-        Self::decode(config, bytes)
+        let mut from = Reader::new(bytes);
+        let machine = Self::decode(config, &mut from)?;
+        from.finish()?;
+        Ok(machine)
     }
     fn advance(
         &mut self,
@@ -98,7 +101,7 @@ impl Machine for Gateway {
         self.next_wake()
     }
     fn decisions(&self) -> u64 {
-        self.digest()
+        self.decision_digest()
     }
     fn generation(&self) -> Generation {
         Gateway::generation(self)

@@ -1,9 +1,11 @@
 //! One machine with its policies, its log and its next wake-up.
 
+use penstock_base::Instant;
 use penstock_base::codec::Writer;
-use penstock_base::{Generation, Instant};
 use penstock_journal::{BreakCause, Machine, MachineId, Outcome, SegmentHeader, SegmentWriter, digest_effects};
-use penstock_policy_api::native::NativePolicies;
+
+use crate::policies::{PolicyKind, Seats};
+use crate::scenario::Scenario;
 
 /// Bytes of a log between two times that it is written out; the simulator writes out at every step.
 const LOG_BUFFER_BYTES: usize = 1 << 22;
@@ -11,7 +13,7 @@ const LOG_BUFFER_BYTES: usize = 1 << 22;
 /// A machine and what belongs to it.
 pub struct Driven<M: Machine> {
     machine: M,
-    policies: NativePolicies,
+    policies: Seats,
     config: M::Config,
     /// Effects of the last step, until the driver has carried them out.
     effects: Vec<M::Effect>,
@@ -25,14 +27,19 @@ pub struct Driven<M: Machine> {
     pub tick_at: Instant,
 }
 
+/// Fresh policies for a machine with this configuration.
+pub fn seats<M: Machine>(kind: PolicyKind, config: &M::Config) -> Seats {
+    Seats::new(kind, M::context_tokens_max(config))
+}
+
 impl<M: Machine> Driven<M> {
     /// A fresh machine, logged when asked.
     ///
     /// # Errors
     /// The log does not open.
-    pub fn new(machine: M, config: M::Config, now: Instant, check_every: u64, journal: bool) -> Result<Self, String> {
-        let mut policies = NativePolicies::new(Generation(0), M::context_tokens_max(&config));
-        let log = if journal {
+    pub fn new(machine: M, config: M::Config, now: Instant, scenario: &Scenario) -> Result<Self, String> {
+        let mut policies = seats::<M>(scenario.policies, &config);
+        let log = if scenario.journal {
             let header = SegmentHeader::of(&machine, &config, &mut policies, (0, now));
             let header = header.map_err(|fault| format!("a policy did not save its state: {fault:?}"))?;
             Some(SegmentWriter::open(Vec::new(), &header, LOG_BUFFER_BYTES).map_err(|error| error.to_string())?)
@@ -48,7 +55,7 @@ impl<M: Machine> Driven<M> {
             log,
             digest: 0,
             steps: 0,
-            check_every: check_every.max(1),
+            check_every: scenario.check_every.max(1),
             tick_at: Instant::NEVER,
         })
     }

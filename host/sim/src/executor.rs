@@ -33,6 +33,8 @@ struct Reader {
     seq: SeqId,
     /// Others do as well.
     many: bool,
+    /// Leading positions of the block that are read or written.
+    upto: u32,
 }
 
 /// A sampled token.
@@ -229,8 +231,8 @@ impl Executor {
         self.see(from)?;
         self.see(to)?;
         ensure(from.index != to.index && tokens > 0 && tokens <= self.size, || format!("a copy of {tokens} tokens"))?;
-        ensure(self.listed[to.index as usize].is_empty(), || format!("a copy to {to:?}, which a slot lists"))?;
-        self.nobody_reads(batch, None, to.index)?;
+        ensure(self.holders(to).next().is_none(), || format!("a copy to {to:?}, which a slot lists"))?;
+        self.nobody_reads(batch, None, to.index, 0)?;
         let size = self.size as usize;
         let source = from.index as usize * size..from.index as usize * size + tokens as usize;
         ensure(self.content[source.clone()].iter().all(|content| *content != NOTHING), || {
@@ -242,10 +244,11 @@ impl Executor {
         Ok(())
     }
 
-    /// No other batch in flight may be reading the block for somebody else.
-    fn nobody_reads(&self, batch: BatchId, seq: Option<SeqId>, block: u32) -> Result<(), String> {
+    /// No other batch in flight may be reading the block, from `offset` on, for somebody else.
+    fn nobody_reads(&self, batch: BatchId, seq: Option<SeqId>, block: u32, offset: u32) -> Result<(), String> {
         let others = |reader: &&Reader| {
-            reader.batch >= self.inflight_from && reader.batch < batch && (reader.many || Some(reader.seq) != seq)
+            let inflight = reader.batch >= self.inflight_from && reader.batch < batch;
+            inflight && (reader.many || Some(reader.seq) != seq) && reader.upto > offset
         };
         match self.readers[block as usize].iter().find(others) {
             Some(by) => Err(format!("block {block} is written by batch {batch} while batch {} reads it", by.batch)),
@@ -338,28 +341,37 @@ impl Executor {
                 let held = &self.content[base + (from - first) as usize..base + (to - first) as usize];
                 let right = &answer.content[from as usize..to as usize];
                 if held != right {
-                    self.nobody_reads(batch, Some(seq), block.index)?;
+                    self.nobody_reads(batch, Some(seq), block.index, from - first)?;
                     self.nobody_shares(slot, block.index, from - first)?;
                     let held = &mut self.content[base + (from - first) as usize..base + (to - first) as usize];
                     held.copy_from_slice(right);
                 }
             }
             let reader = &mut self.readers[block.index as usize][(batch.0 % 2) as usize];
-            let many = reader.batch == batch && (reader.many || reader.seq != seq);
-            *reader = Reader { batch, seq, many };
+            let again = reader.batch == batch;
+            let many = again && (reader.many || reader.seq != seq);
+            let upto = (end - first).min(size).max(if again { reader.upto } else { 0 });
+            *reader = Reader { batch, seq, many, upto };
         }
         Ok(())
     }
 
     /// No other slot has written, or found, the block from this offset on.
     fn nobody_shares(&self, slot: u32, block: u32, offset: u32) -> Result<(), String> {
-        for (by, index) in &self.listed[block as usize] {
-            let Some(open) = self.slots[*by as usize].as_ref().filter(|_| *by != slot) else { continue };
-            ensure(index * self.size + offset >= open.written, || {
-                format!("block {block} is changed under {}", open.seq)
-            })?;
+        let block = BlockRef { index: block, generation: self.generation[block as usize] };
+        for (_, index, open) in self.holders(block).filter(|(by, ..)| *by != slot) {
+            ensure(index * self.size + offset >= open.written, || format!("{block:?} is changed under {}", open.seq))?;
         }
         Ok(())
+    }
+
+    /// Slots that list the block as it is now. An entry of an older generation is one that the slot will not read again: it is replaced
+    /// or dropped before its next row.
+    fn holders(&self, block: BlockRef) -> impl Iterator<Item = (u32, u32, &Open)> {
+        self.listed[block.index as usize].iter().filter_map(move |(by, index)| {
+            let open = self.slots[*by as usize].as_ref()?;
+            (open.table.get(*index as usize) == Some(&block)).then_some((*by, *index, open))
+        })
     }
 }
 

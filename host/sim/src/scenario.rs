@@ -6,6 +6,7 @@ use penstock_sched::replica::{ReplicaConfig, StepCost, Watermarks};
 
 use crate::agenda::Latency;
 use crate::cost::CostModel;
+use crate::policies::PolicyKind;
 use crate::rng::Rng;
 
 /// Most requests of a scenario from a seed.
@@ -113,6 +114,8 @@ pub struct Scenario {
     pub traffic: Traffic,
     /// What goes wrong.
     pub faults: Faults,
+    /// Who sits in the seats of every machine.
+    pub policies: PolicyKind,
     /// Keep a log of every machine.
     pub journal: bool,
     /// Check all invariants after every so many steps of a machine.
@@ -149,7 +152,8 @@ impl Scenario {
         let slots = rng.between(1, 24) as u32;
         let step_tokens = rng.between(8, 256) as u32;
         let context_blocks = context_tokens_max.div_ceil(block_size_tokens);
-        let blocks = context_blocks + rng.below(u64::from(context_blocks) * u64::from(slots)) as u32;
+        // Small pools, so that blocks run short.
+        let blocks = context_blocks + rng.below(u64::from(context_blocks) * u64::from(slots) / 4 + 1) as u32;
         let gateways = if rng.one_in(3) { 2 } else { 1 };
         let replica = ReplicaConfig {
             run_seed: rng.word(),
@@ -195,6 +199,7 @@ impl Scenario {
                 sequences_max: rng.pick(&[1, 2, 8]).min(u64::from(slots)),
             },
             faults: some_faults(&mut Rng::stream(seed, 2)),
+            policies: if rng.one_in(3) { PolicyKind::Native } else { PolicyKind::Whims },
             journal: false,
             check_every: 1,
         }

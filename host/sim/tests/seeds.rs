@@ -58,21 +58,28 @@ fn same_answers(one: &Report, two: &Report) -> Result<u64, String> {
     Ok(compared)
 }
 
-/// Fewer requests, then fewer kinds of faults, as long as it fails.
+/// What is wrong, without the numbers.
+fn kind(violation: &Violation) -> String {
+    violation.what.chars().filter(|char| !char.is_ascii_digit()).take(60).collect()
+}
+
+/// Fewer requests, then fewer kinds of faults, as long as it fails in the same way.
 fn reduce(mut scenario: Scenario, mut violation: Violation) -> (Scenario, Violation) {
+    let same = kind(&violation);
+    let fails = |scenario: &Scenario| replayed(scenario).err().filter(|found| kind(found) == same);
     let mut cut = scenario.requests / 2;
     while cut > 0 {
         let fewer = Scenario { requests: scenario.requests - cut, ..scenario.clone() };
-        match replayed(&fewer) {
-            Err(found) => (scenario, violation) = (fewer, found),
-            Ok(_) => cut /= 2,
+        match fails(&fewer) {
+            Some(found) => (scenario, violation) = (fewer, found),
+            None => cut /= 2,
         }
         cut = cut.min(scenario.requests.saturating_sub(1));
     }
     for (_, kind) in Faults::KINDS {
         let without = scenario.without(*kind);
         if scenario.faults.has(*kind)
-            && let Err(found) = replayed(&without)
+            && let Some(found) = fails(&without)
         {
             (scenario, violation) = (without, found);
         }

@@ -9,11 +9,12 @@ use super::{Event, WAKE_AFTER, World};
 use crate::agenda::Node;
 use crate::driven::Driven;
 use crate::executor::ensure;
+use crate::policies::PolicyKind;
 use crate::scenario::Faults;
 use crate::workload;
 
 /// Codes of fallbacks from here on say that a proposal was malformed. A native policy's never is.
-const MALFORMED_FROM: u8 = 16;
+pub(super) const MALFORMED_FROM: u8 = 16;
 /// Faults under which nothing may move for a while although work waits.
 const STANDSTILLS: [Faults; 4] = [Faults::SLOW_REPLICAS, Faults::LOST_REPLICAS, Faults::DRAINS, Faults::LOST_EXECUTORS];
 
@@ -23,7 +24,7 @@ impl World<'_> {
         let now = self.agenda.now();
         let config = GatewayConfig { epoch, ..self.scenario.gateway.clone() };
         let machine = Gateway::new(config.clone(), now);
-        let driven = Driven::new(machine, config, now, self.scenario.check_every, self.scenario.journal)?;
+        let driven = Driven::new(machine, config, now, self.scenario)?;
         self.gateways[place].epoch = epoch;
         self.gateways[place].machine = Some(driven);
         self.step_gateway(place, GatewayInput::Tick)
@@ -40,7 +41,7 @@ impl World<'_> {
     }
 
     /// For an incarnation that is gone it is lost.
-    pub(super) fn to_gateway(&mut self, epoch: GatewayEpoch, input: GatewayInput) -> Result<(), String> {
+    pub(super) fn tell_gateway(&mut self, epoch: GatewayEpoch, input: GatewayInput) -> Result<(), String> {
         match self.gateway_at(epoch) {
             Some(place) => self.step_gateway(place, input),
             None => Ok(()),
@@ -75,7 +76,7 @@ impl World<'_> {
         }
         let request = self.planned[index].manifest.request;
         // A client that leaves again, or after the end, changes nothing: the machine counts it.
-        self.to_gateway(request.gateway_epoch(), GatewayInput::Cancel { request, cause })?;
+        self.tell_gateway(request.gateway_epoch(), GatewayInput::Cancel { request, cause })?;
         self.agenda.put(self.agenda.now(), Event::Delivery(request, DeliveryEvent::Disconnected));
         Ok(())
     }
@@ -114,8 +115,11 @@ impl World<'_> {
     fn check_bounds(&self, place: usize) -> Result<(), String> {
         let Some(driven) = &self.gateways[place].machine else { return Ok(()) };
         let (machine, config) = (driven.machine(), &self.scenario.gateway);
-        let within = machine.queued_requests() <= config.queue_requests_max
-            && machine.queued_tokens() <= config.queue_tokens_max
+        // What comes back from a replica takes a place that it had before: the two bounds hold together.
+        let live = machine.queued_requests() + machine.running_requests();
+        let returnable = u64::from(config.running_requests_max) * u64::from(config.context_tokens_max);
+        let within = live <= config.queue_requests_max + config.running_requests_max
+            && machine.queued_tokens() <= config.queue_tokens_max + returnable
             && machine.deferred_requests() <= config.deferred_requests_max
             && machine.running_requests() <= config.running_requests_max
             && machine.flows() <= config.flows_max
@@ -162,13 +166,14 @@ impl World<'_> {
     }
 
     fn note_gateway(&mut self, event: GatewayEvent) -> Result<(), String> {
+        let whims = self.scenario.policies == PolicyKind::Whims;
         match event {
-            GatewayEvent::Fallback { decision, reason } => {
-                ensure(reason < MALFORMED_FROM, || format!("a native proposal is malformed: {decision}, {reason}"))
-            }
+            GatewayEvent::Fallback { decision, reason } => ensure(reason < MALFORMED_FROM || whims, || {
+                format!("a native proposal is malformed: {decision}, {reason}")
+            }),
             GatewayEvent::NoProgress => {
                 self.figures.stuck += 1;
-                let excused = STANDSTILLS.into_iter().any(|kind| self.scenario.faults.has(kind));
+                let excused = whims || STANDSTILLS.into_iter().any(|kind| self.scenario.faults.has(kind));
                 ensure(excused, || format!("nothing moves: {}", self.open_requests()))
             }
             _ => Ok(()),

@@ -174,17 +174,17 @@ impl<'a> World<'a> {
             Event::Arrive(index) => self.arrive(index),
             Event::Leave(index, cause) => self.leave(index, cause),
             Event::Delivery(request, event) => {
-                self.to_gateway(request.gateway_epoch(), GatewayInput::Delivery { request, event })
+                self.tell_gateway(request.gateway_epoch(), GatewayInput::Delivery { request, event })
             }
             Event::ToReplica { replica, epoch, gateway, message } => {
-                self.to_replica(replica, epoch, ReplicaInput::Gateway { gateway, message })
+                self.tell_replica(replica, epoch, ReplicaInput::Gateway { gateway, message })
             }
             Event::ToGateway { gateway, replica, epoch, message } => {
                 let replica = penstock_base::ReplicaId(replica as u32);
-                self.to_gateway(gateway, GatewayInput::Replica { replica, epoch, message })
+                self.tell_gateway(gateway, GatewayInput::Replica { replica, epoch, message })
             }
-            Event::News { gateway, input } => self.to_gateway(gateway, input),
-            Event::Tell { replica, epoch, input } => self.to_replica(replica, epoch, input),
+            Event::News { gateway, input } => self.tell_gateway(gateway, input),
+            Event::Tell { replica, epoch, input } => self.tell_replica(replica, epoch, input),
             Event::Computed { replica, epoch, batch } => self.computed(replica, epoch, batch),
             Event::GatewayTick { gateway, epoch } => self.gateway_tick(gateway, epoch),
             Event::ReplicaTick { replica, epoch } => self.replica_tick(replica, epoch),
@@ -268,9 +268,9 @@ impl<'a> World<'a> {
                 None => {}
             }
             figures.retried += u64::from(client.attempts.saturating_sub(1));
-            let counted = |(answer, (end, has)): (&workload::Answer, (&Option<(Outcome, u32)>, &u32))| {
-                let tokens = end.map_or(*has, |(_, tokens)| tokens) as usize;
-                answer.tokens[..tokens].iter().fold(tokens as u64, |hash, token| mix(hash, *token))
+            let counted = |index: usize| {
+                let tokens = client.ends[index].map_or(client.tokens[index], |(_, tokens)| tokens) as usize;
+                planned.answers[index].tokens[..tokens].iter().fold(tokens as u64, |hash, token| mix(hash, *token))
             };
             let ended = client.ended.unwrap_or((Outcome::Length, Default::default(), Instant::NEVER));
             requests.push(RequestReport {
@@ -282,7 +282,7 @@ impl<'a> World<'a> {
                 outcome,
                 usage: ended.1,
                 cap: client.cap,
-                answers: planned.answers.iter().zip(client.ends.iter().zip(&client.tokens)).map(counted).collect(),
+                answers: (0..planned.answers.len()).map(counted).collect(),
             });
         }
         Ok(Report {

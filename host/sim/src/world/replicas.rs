@@ -8,11 +8,13 @@ use penstock_sched::gateway::{DeliveryEvent, GatewayInput, ReplicaFacts};
 use penstock_sched::message::{FromReplica, ToReplica};
 use penstock_sched::replica::{FinishedTokens, Replica, ReplicaConfig, ReplicaEffect, ReplicaEvent, ReplicaInput};
 
+use super::gateways::MALFORMED_FROM;
 use super::{Event, WAKE_AFTER, World};
 use crate::agenda::{Latency, Node};
 use crate::checkers::{PlacedBook, Placement};
 use crate::driven::Driven;
 use crate::executor::{Computed, Executor, ensure};
+use crate::policies::PolicyKind;
 use crate::scenario::Faults;
 use crate::workload::{LeaveWhen, index_of, key_of};
 
@@ -74,7 +76,7 @@ impl World<'_> {
         let machine = Replica::new(config.clone(), now);
         let life = Life {
             executor: Executor::new(config.blocks, config.block_size_tokens, config.slots, config.step_tokens),
-            driven: Driven::new(machine, config.clone(), now, self.scenario.check_every, self.scenario.journal)?,
+            driven: Driven::new(machine, config.clone(), now, self.scenario)?,
             flights: VecDeque::new(),
             book: PlacedBook::default(),
             free_at: now,
@@ -97,7 +99,7 @@ impl World<'_> {
         };
         for (place, gateway) in self.gateway_epochs() {
             self.news(replica, place, GatewayInput::ReplicaUp(facts));
-            self.to_replica(replica, epoch, ReplicaInput::GatewayUp(gateway))?;
+            self.tell_replica(replica, epoch, ReplicaInput::GatewayUp(gateway))?;
         }
         Ok(())
     }
@@ -201,11 +203,11 @@ impl World<'_> {
         let life = self.replicas[replica].lives.get_mut(&epoch);
         let Some(life) = life.filter(|life| life.driven.tick_at == now) else { return Ok(()) };
         life.driven.tick_at = Instant::NEVER;
-        self.to_replica(replica, epoch, ReplicaInput::Tick)
+        self.tell_replica(replica, epoch, ReplicaInput::Tick)
     }
 
     /// For an incarnation that is gone it is lost.
-    pub(super) fn to_replica(
+    pub(super) fn tell_replica(
         &mut self,
         replica: usize,
         epoch: ReplicaEpoch,
@@ -277,7 +279,7 @@ impl World<'_> {
         life.executor.finish(batch);
         life.reported = Some(computed);
         life.driven.machine_mut().recycle(plan);
-        self.to_replica(replica, epoch, input)
+        self.tell_replica(replica, epoch, input)
     }
 
     fn carry_out_replica(&mut self, replica: usize, epoch: ReplicaEpoch, effect: &ReplicaEffect) -> Result<(), String> {
@@ -407,7 +409,10 @@ impl World<'_> {
             ReplicaEvent::Evicted { blocks } => self.figures.evicted_blocks += u64::from(blocks),
             ReplicaEvent::Preempted { .. } => self.figures.preempted += 1,
             ReplicaEvent::Fallback { decision, reason } => {
-                return ensure(reason < 16, || format!("a native proposal is malformed: {decision}, {reason}"));
+                let whims = self.scenario.policies == PolicyKind::Whims;
+                return ensure(reason < MALFORMED_FROM || whims, || {
+                    format!("a native proposal is malformed: {decision}, {reason}")
+                });
             }
             _ => {}
         }

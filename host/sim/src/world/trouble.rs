@@ -106,7 +106,7 @@ impl World<'_> {
 
     fn tell_current(&mut self, replica: usize, input: ReplicaInput) -> Result<(), String> {
         match self.current_life(replica) {
-            Some(epoch) => self.to_replica(replica, epoch, input),
+            Some(epoch) => self.tell_replica(replica, epoch, input),
             None => Ok(()),
         }
     }
@@ -153,7 +153,7 @@ impl World<'_> {
         }
         let at = self.agenda.now() + DRAIN_GRACE;
         self.agenda.put(at, Event::Trouble(Trouble::Restart { replica, epoch }));
-        self.to_replica(replica, epoch, ReplicaInput::Drain)
+        self.tell_replica(replica, epoch, ReplicaInput::Drain)
     }
 
     fn lose_gateway(&mut self, place: usize, down: Duration) -> Result<(), String> {
