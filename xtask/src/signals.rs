@@ -1,4 +1,7 @@
-//! Turns `wit/signals.toml` into the host's enums and the reference page: one source, so that accessors, tables, checks and docs agree.
+//! Turns `wit/signals.toml` into the host's enums, the SDK's accessors and the reference page: one source, so that accessors, tables, checks
+//! and docs agree.
+
+mod sdk;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -10,6 +13,9 @@ use serde::Deserialize;
 
 const REGISTRY: &str = "wit/signals.toml";
 const RUST_DIR: &str = "host/policy-api/src/generated";
+const SDK_DIR: &str = "sdk/rust/src/generated";
+/// Folders that hold generated files and nothing else.
+const GENERATED_DIRS: [&str; 2] = [RUST_DIR, SDK_DIR];
 const PAGE: &str = "docs/signals.md";
 
 /// Writes the generated files, or with `check` fails when one of them differs from what the registry gives.
@@ -35,6 +41,10 @@ fn render(registry: &Registry) -> Vec<(PathBuf, String)> {
     }
     files.push((rust.join("facts.rs"), rust_facts(&registry.fact)));
     files.push((rust.join("actions.rs"), rust_actions(&registry.action)));
+    let guest = Path::new(SDK_DIR);
+    files.push((guest.join("mod.rs"), sdk::index()));
+    files.push((guest.join("tables.rs"), sdk::tables(registry)));
+    files.push((guest.join("facts.rs"), sdk::facts(&registry.fact)));
     files.push((PathBuf::from(PAGE), page(registry)));
     files
 }
@@ -47,10 +57,12 @@ fn compare(root: &Path, files: &[(PathBuf, String)]) -> Result<()> {
         }
     }
     let wanted: BTreeSet<&Path> = files.iter().map(|(path, _)| path.as_path()).collect();
-    for entry in fs::read_dir(root.join(RUST_DIR)).with_context(|| format!("list {RUST_DIR}"))? {
-        let path = Path::new(RUST_DIR).join(entry?.file_name());
-        if !wanted.contains(path.as_path()) {
-            stale.push(format!("{} (not generated any more)", path.display()));
+    for dir in GENERATED_DIRS {
+        for entry in fs::read_dir(root.join(dir)).with_context(|| format!("list {dir}"))? {
+            let path = Path::new(dir).join(entry?.file_name());
+            if !wanted.contains(path.as_path()) {
+                stale.push(format!("{} (not generated any more)", path.display()));
+            }
         }
     }
     ensure!(stale.is_empty(), "not what {REGISTRY} gives; run `cargo xtask signals`: {}", stale.join(", "));
@@ -58,11 +70,13 @@ fn compare(root: &Path, files: &[(PathBuf, String)]) -> Result<()> {
 }
 
 fn write(root: &Path, files: &[(PathBuf, String)]) -> Result<()> {
-    let dir = root.join(RUST_DIR);
-    if dir.exists() {
-        fs::remove_dir_all(&dir).with_context(|| format!("clear {RUST_DIR}"))?;
+    for name in GENERATED_DIRS {
+        let dir = root.join(name);
+        if dir.exists() {
+            fs::remove_dir_all(&dir).with_context(|| format!("clear {name}"))?;
+        }
+        fs::create_dir_all(&dir).with_context(|| format!("make {name}"))?;
     }
-    fs::create_dir_all(&dir).with_context(|| format!("make {RUST_DIR}"))?;
     for (path, text) in files {
         fs::write(root.join(path), text).with_context(|| format!("write {}", path.display()))?;
     }

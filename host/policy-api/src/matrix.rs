@@ -46,6 +46,13 @@ impl Matrix {
         matrix
     }
 
+    /// Of values as they cross the wall: column by column, without gaps. Values that do not fill a column are dropped.
+    pub fn from_packed(rows: usize, mut cells: Vec<u64>) -> Self {
+        let names = cells.len().checked_div(rows).unwrap_or(0);
+        cells.truncate(names * rows);
+        Self { names, rows, stride: rows, cells }
+    }
+
     /// Number of candidates.
     pub fn rows(&self) -> usize {
         self.rows
@@ -133,6 +140,11 @@ impl Matrix {
     /// The packed cells, when no column has room behind it.
     pub fn packed(&self) -> Option<&[u64]> {
         (self.stride == self.rows).then_some(&self.cells[..])
+    }
+
+    /// All cells and the distance between two columns. Those of a column past [`Self::rows`] mean nothing.
+    pub fn strided(&self) -> (&[u64], usize) {
+        (&self.cells, self.stride)
     }
 
     fn widen(&mut self, stride: usize) {
