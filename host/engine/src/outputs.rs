@@ -134,7 +134,6 @@ impl OutputLoop {
                         }
                     }
                     OutputWake::Dispatched { request, generation, at } => {
-                        wiring.metrics.placed(generation);
                         if let Some(output) = self.requests.get_mut(&request) {
                             output.placed_at = Some(at);
                             output.writer.news(RequestEvent::Dispatched { generation });
@@ -266,7 +265,6 @@ impl Output {
             }
             if pushed == Pushed::Overflowed {
                 self.slow = true;
-                wiring.metrics.slow_client();
                 wiring.cancel(self.context.request(), CancelCause::SlowClient);
             }
         }

@@ -123,7 +123,7 @@ impl Answer {
         }
         if self.fault.is_some() {
             // The call has failed: its other prompts would be computed for nobody.
-            self.streams.iter().flatten().for_each(|stream| stream.cancel(CancelCause::Client));
+            self.cancel(CancelCause::Client);
         }
     }
 
@@ -147,6 +147,11 @@ impl Answer {
             if is_over { Poll::Ready(None) } else { Poll::Pending }
         })
         .await
+    }
+
+    /// Ends what still runs.
+    pub fn cancel(&self, cause: CancelCause) {
+        self.streams.iter().flatten().for_each(|stream| stream.cancel(cause));
     }
 
     /// The first bytes go out.

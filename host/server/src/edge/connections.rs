@@ -6,14 +6,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
-use super::stalled::Stalled;
+use super::stalled::{GivenUp, Stalled};
 
 const BACKLOG: i32 = 1_024;
 const HEADER_BYTES_MAX: usize = 32 << 10;
@@ -95,13 +98,31 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
+/// The router of one connection: its requests know what became of it.
+struct Connected {
+    inner: TowerToHyperService<Router>,
+    given_up: GivenUp,
+}
+
+impl Service<Request<Incoming>> for Connected {
+    type Response = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Response;
+    type Error = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Error;
+    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.given_up.clone());
+        self.inner.call(request)
+    }
+}
+
 async fn connection(stream: TcpStream, router: Router, timeouts: Timeouts, mut stop: watch::Receiver<bool>) {
     let socket = socket2::SockRef::from(&stream);
     // Both are wishes: without them the connection works, with more delay or more buffering.
     let _ = stream.set_nodelay(true);
     let _ = socket.set_send_buffer_size(timeouts.send_buffer_bytes);
-    let io = TokioIo::new(Stalled::new(stream, timeouts.send));
-    let service = TowerToHyperService::new(router);
+    let given_up = GivenUp::default();
+    let io = TokioIo::new(Stalled::new(stream, timeouts.send, given_up.clone()));
+    let service = Connected { inner: TowerToHyperService::new(router), given_up };
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(timeouts.headers)

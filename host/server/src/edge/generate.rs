@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Response, header};
@@ -19,6 +20,7 @@ use super::idempotency::{Claim, Claimed};
 use super::prompt::{self, Prompt};
 use super::sampling::Generation;
 use super::shape::{Api, Choice, Envelope};
+use super::stalled::GivenUp;
 use super::{body, sse, submit};
 
 /// A parsed call.
@@ -30,21 +32,40 @@ struct Call {
     echo: bool,
 }
 
+/// What a call holds until its answer is out.
+struct Held {
+    slot: OwnedSemaphorePermit,
+    claim: Option<Claim>,
+    given_up: GivenUp,
+}
+
 /// `POST /v1/chat/completions`.
-pub async fn chat(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Response<Body>, ApiError> {
-    handle(app, Api::Chat, headers, body).await
+pub async fn chat(
+    State(app): State<Arc<App>>,
+    Extension(given_up): Extension<GivenUp>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response<Body>, ApiError> {
+    handle(app, Api::Chat, given_up, headers, body).await
 }
 
 /// `POST /v1/completions`.
 pub async fn completions(
     State(app): State<Arc<App>>,
+    Extension(given_up): Extension<GivenUp>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
-    handle(app, Api::Completion, headers, body).await
+    handle(app, Api::Completion, given_up, headers, body).await
 }
 
-async fn handle(app: Arc<App>, api: Api, headers: HeaderMap, body: Body) -> Result<Response<Body>, ApiError> {
+async fn handle(
+    app: Arc<App>,
+    api: Api,
+    given_up: GivenUp,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response<Body>, ApiError> {
     let caller = Caller::of(&app, &headers)?;
     let slot = Arc::clone(&app.requests).try_acquire_owned();
     let slot = slot.map_err(|_| ApiError::edge_full("requests at once (http.requests_max)"))?;
@@ -60,7 +81,7 @@ async fn handle(app: Arc<App>, api: Api, headers: HeaderMap, body: Body) -> Resu
     let mut fields = Fields::parse(&held.bytes)?;
     let call = parse(&app, api, &mut fields).await?;
     drop((fields, held));
-    answer(&app, &caller, call, arrived, slot, claim).await
+    answer(&app, &caller, call, arrived, Held { slot, claim, given_up }).await
 }
 
 /// Claims an idempotency key; waits for whoever has it no longer than the request may live.
@@ -119,8 +140,7 @@ async fn answer(
     caller: &Caller,
     call: Call,
     arrived: Instant,
-    slot: OwnedSemaphorePermit,
-    claim: Option<Claim>,
+    held: Held,
 ) -> Result<Response<Body>, ApiError> {
     let n = call.generation.n;
     let per_prompt = |prompt: &Prompt| {
@@ -142,9 +162,9 @@ async fn answer(
     let response = match first {
         Some(first) => match answer.fault().cloned() {
             Some(fault) => Err(fault),
-            None => Ok(stream(app, answer, first, &call, slot, claim)),
+            None => Ok(stream(app, answer, first, &call, held)),
         },
-        None => whole(answer, claim).await,
+        None => whole(answer, held.claim).await,
     };
     if let Err(fault) = &response
         && matches!(fault.status.as_u16(), 429 | 503)
@@ -196,21 +216,15 @@ async fn whole(mut answer: Answer, claim: Option<Claim>) -> Result<Response<Body
     Ok(response)
 }
 
-fn stream(
-    app: &App,
-    answer: Answer,
-    first: Part,
-    call: &Call,
-    slot: OwnedSemaphorePermit,
-    claim: Option<Claim>,
-) -> Response<Body> {
+fn stream(app: &App, answer: Answer, first: Part, call: &Call, held: Held) -> Response<Body> {
     let mut head = Response::new(());
     decorate(&mut head, &answer);
     let options = sse::Options {
         include_usage: call.generation.include_usage,
         heartbeat: Duration::from_millis(app.config.http.heartbeat_ms),
-        claim,
-        held: Box::new(slot),
+        given_up: held.given_up,
+        claim: held.claim,
+        held: Box::new(held.slot),
     };
     let mut response = event_stream(sse::body(answer, first, options));
     response.headers_mut().extend(std::mem::take(head.headers_mut()));

@@ -8,11 +8,13 @@ use bytes::Bytes;
 use futures_util::stream;
 use serde_json::Value;
 
+use penstock_base::CancelCause;
 use penstock_sched::message::Usage;
 
 use super::answer::{Answer, Part};
 use super::idempotency::Claim;
 use super::shape::{Choice, Envelope, finish_reason};
+use super::stalled::GivenUp;
 
 /// Media type of a stream.
 pub const CONTENT_TYPE: &str = "text/event-stream; charset=utf-8";
@@ -25,6 +27,8 @@ pub struct Options {
     pub include_usage: bool,
     /// Time between comments that keep a silent stream open.
     pub heartbeat: Duration,
+    /// What became of the connection.
+    pub given_up: GivenUp,
     /// The right to answer for an idempotency key.
     pub claim: Option<Claim>,
     /// Held until the body is gone.
@@ -56,6 +60,7 @@ struct Writer {
     events: Events,
     include_usage: bool,
     heartbeat: Duration,
+    given_up: GivenUp,
     claim: Option<Claim>,
     _held: Box<dyn Send>,
     /// What was sent, while it may be kept for a retry.
@@ -77,6 +82,7 @@ pub fn body(mut answer: Answer, first: Part, options: Options) -> Body {
         recorded: options.claim.is_some().then(Vec::new),
         include_usage: options.include_usage,
         heartbeat: options.heartbeat,
+        given_up: options.given_up,
         claim: options.claim,
         _held: options.held,
         opened: vec![false; choices],
@@ -106,6 +112,15 @@ pub fn at_once(envelope: &Envelope, choices: &[Choice], usage: Option<&Usage>) -
     }
     events.done();
     Body::from(events.ready.into_iter().flatten().collect::<Vec<u8>>())
+}
+
+impl Drop for Writer {
+    /// A stream that is let go early counts as left by its client, unless the client was given up.
+    fn drop(&mut self) {
+        if self.given_up.is_set() {
+            self.answer.cancel(CancelCause::SlowClient);
+        }
+    }
 }
 
 impl Writer {
