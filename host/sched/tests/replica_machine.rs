@@ -234,8 +234,10 @@ fn gateways_share_the_credit_and_their_requests_go_with_them() {
     for turn in 1..10 {
         let told = reports(&step(&mut replica, turn * 100, ReplicaInput::Tick));
         assert_eq!(told.len(), 3);
-        assert_eq!(told.iter().map(|(_, report)| report.credit.blocks).sum::<u64>(), 24);
-        assert_eq!(told.iter().map(|(_, report)| report.credit.requests).sum::<u32>(), 6);
+        // Nothing is here: one of them in turn may send what needs the whole, the others have their third.
+        let mut offered: Vec<_> = told.iter().map(|(_, r)| (r.credit.blocks, r.credit.requests)).collect();
+        offered.sort_unstable();
+        assert_eq!(offered, [(8, 2), (8, 2), (24, 6)]);
         assert_eq!(told.iter().map(|(_, report)| report.credit.prefill_tokens).sum::<u64>(), 32);
     }
     for epoch in 3..GATEWAYS_MAX as u16 {

@@ -119,10 +119,17 @@ impl Peers {
         targets.min().map(|us| Duration::from_us(u64::from(us)))
     }
 
-    /// The part of `total` that the gateway at `index` gets. The parts add up to the total; who gets the rest goes round with `turn`.
-    pub(super) fn share(&self, index: usize, turn: u64, total: u64) -> u64 {
+    /// The part of `total` that the gateway at `index` gets. The parts add up to the total; who gets the rest goes round with `turn`,
+    /// which is the same for all gateways that are told of one total.
+    ///
+    /// While nothing is `shared` yet, the gateway in turn is offered the whole: what needs more than an equal part would never start
+    /// otherwise. Should another one use its part first, the replica refuses.
+    pub(super) fn share(&self, index: usize, turn: u64, total: u64, shared: bool) -> u64 {
         let gateways = self.entries.len().max(1) as u64;
         let place = (index as u64 + turn % gateways) % gateways;
+        if !shared && place == 0 {
+            return total;
+        }
         total / gateways + u64::from(place < total % gateways)
     }
 
@@ -231,10 +238,12 @@ mod tests {
             peers.add(GatewayEpoch(epoch));
         }
         for turn in 0..6 {
-            assert_eq!((0..3).map(|i| peers.share(i, turn, 7)).sum::<u64>(), 7);
+            assert_eq!((0..3).map(|i| peers.share(i, turn, 7, true)).sum::<u64>(), 7);
         }
-        let single: Vec<u64> = (0..3).map(|turn| peers.share(0, turn, 1)).collect();
+        let single: Vec<u64> = (0..3).map(|turn| peers.share(0, turn, 1, true)).collect();
         assert_eq!(single.iter().sum::<u64>(), 1, "one slot comes to each gateway once in three reports");
-        assert_eq!(Peers::new().share(0, 5, 9), 9);
+        assert_eq!(Peers::new().share(0, 5, 9, true), 9);
+        let whole: Vec<u64> = (0..3).map(|turn| peers.share(1, turn, 9, false)).collect();
+        assert_eq!(whole, [3, 3, 9], "of an idle replica each is offered all in its turn");
     }
 }

@@ -3,8 +3,11 @@
 //! Credits are absolute and for one report; the parts of all gateways add up to what there is. A report goes out at the end of a step
 //! when something that it says has changed, and every 100 ms otherwise.
 
+use core::hash::BuildHasher;
+
 use penstock_base::codec::{DecodeError, Reader, Writer};
 use penstock_base::limits::REPORT_INTERVAL;
+use penstock_base::map::FixedState;
 use penstock_base::{ClassRank, Duration, Instant, Manifest};
 use penstock_policy_api::native::{level_after, saturation_ppm};
 
@@ -257,6 +260,9 @@ impl Replica {
             u64::from(load.running_requests),
             load.prefill_tokens,
         ];
+        // One turn for all that are told now, and no rhythm in whose it is: steps and reports have rhythms of their own.
+        let turn = FixedState.hash_one(self.report_number) >> 32;
+        let shared = !self.by_id.is_empty();
         for at in 0..self.peers.as_slice().len() {
             let peer = self.peers.as_slice()[at];
             let unchanged = |told: Told| told.covers == peer.covers && told.total == credit && told.load == key;
@@ -264,14 +270,16 @@ impl Replica {
                 continue;
             }
             self.report_number += 1;
-            let part = |total| self.peers.share(at, self.report_number, total);
+            let part = |total| self.peers.share(at, turn, total, shared);
+            // Any part of this one covers a prompt of whatever length: nobody needs the whole.
+            let prefill_tokens = self.peers.share(at, turn, credit.prefill_tokens, true);
             let report = Report {
                 number: self.report_number,
                 as_of: now,
                 covers: peer.covers,
                 credit: Credit {
                     requests: part(u64::from(credit.requests)) as u32,
-                    prefill_tokens: part(credit.prefill_tokens),
+                    prefill_tokens,
                     blocks: part(credit.blocks),
                 },
                 load,
