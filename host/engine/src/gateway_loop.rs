@@ -137,6 +137,9 @@ impl GatewayLoop {
             }
             for wake in wakes.drain(..) {
                 self.handle(wake);
+                if let Some(which) = self.machine.broken() {
+                    return self.break_down(which);
+                }
             }
             if self.replicas_lost == wiring.replicas.len() {
                 tracing::error!("no executor is left: the engine is dead");
@@ -148,9 +151,23 @@ impl GatewayLoop {
             }
             if self.machine.next_wake() <= wiring.clock.now() {
                 self.step(GatewayInput::Tick);
+                if let Some(which) = self.machine.broken() {
+                    return self.break_down(which);
+                }
             }
             wiring.board.beat_ns.store(wiring.clock.now().0, Ordering::Relaxed);
         }
+    }
+
+    /// An invariant of the machine does not hold. Like a panic, but the machine could still end its requests itself: the output loop
+    /// has their ends, and handles them before it ends.
+    fn break_down(&self, which: &'static str) {
+        tracing::error!(
+            invariant = which,
+            digest = self.machine.decision_digest(),
+            "an invariant of the gateway does not hold: every request has failed and the engine is dead"
+        );
+        self.wiring.die();
     }
 
     fn handle(&mut self, wake: GatewayWake) {

@@ -131,7 +131,13 @@ impl Drive {
 
 #[test]
 fn a_step_allocates_nothing_at_steady_state() {
-    let config = GatewayConfig { directory_keys_max: 150, flows_max: 120, tenants_max: 50, ..GatewayConfig::default() };
+    let config = GatewayConfig {
+        directory_keys_max: 150,
+        flows_max: 120,
+        tenants_max: 50,
+        check_every_step: false,
+        ..GatewayConfig::default()
+    };
     let mut drive = Drive {
         gateway: Gateway::new(config, Instant::ZERO),
         policies: NativePolicies::new(Generation(1), 4_096),

@@ -123,6 +123,8 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
         overload_tick: ms(config.policy.overload_tick_ms),
         no_progress: ms(config.limits.no_progress_ms),
         quota_window: ms(config.limits.quota_window_ms),
+        // The full walk is for tests; a live server walks now and then.
+        check_every_step: false,
         ..GatewayConfig::default()
     };
     for (name, class) in &config.classes {
@@ -141,7 +143,7 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
         inflight_max: config.replicas.overlap,
         ready_window: config.replicas.ready_window,
         prefix_cache: config.replicas.prefix_cache,
-        // The full walk is for tests; a live server walks now and then.
+        // As above.
         check_every_step: false,
         context_tokens_max: u32::MAX,
         ..ReplicaConfig::default()

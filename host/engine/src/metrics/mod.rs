@@ -261,6 +261,7 @@ impl Metrics {
             GatewayEvent::Stale => self.stale("gateway"),
             GatewayEvent::ClockClamped => self.clock_clamped.with_label_values(&["gateway"]).inc(),
             GatewayEvent::CacheGap { .. } => self.cache_gaps.inc(),
+            GatewayEvent::Broken(_) => {}
         }
     }
 

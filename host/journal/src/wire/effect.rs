@@ -30,6 +30,7 @@ choice! { write only GatewayEvent {
     6 => Stale,
     7 => ClockClamped,
     8 => CacheGap { replica },
+    9 => Broken(why),
 } }
 
 choice! { write only ReplicaEffect {

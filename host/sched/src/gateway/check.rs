@@ -9,6 +9,7 @@ use super::table::NONE;
 impl State {
     /// The full walk. Costs time in the size of the state; free of effects.
     pub(super) fn check(&self) -> Result<(), &'static str> {
+        self.check_counts()?;
         self.requests.check(&self.config)?;
         self.flows.check(&self.requests.inner)?;
         self.ledger.check()?;

@@ -186,6 +186,8 @@ pub enum GatewayEvent {
         /// Whose.
         replica: ReplicaId,
     },
+    /// An invariant does not hold: all requests end, and the driver ends this gateway. The name says which.
+    Broken(&'static str),
 }
 
 /// Stable number of why a native default answered: 0 no opinion, 1.. a fault (trap, fuel, epoch, memory, rebuilding), 16.. a malformed
@@ -260,6 +262,8 @@ pub struct GatewayConfig {
     pub class_sheddable: [bool; ClassRank::COUNT],
     /// Capacity kept back.
     pub reserves: Reserves,
+    /// Run the full walk over the invariants at every step.
+    pub check_every_step: bool,
 }
 
 impl GatewayConfig {
@@ -328,6 +332,7 @@ impl Default for GatewayConfig {
             class_slo_ttft: [Duration::MAX; ClassRank::COUNT],
             class_sheddable: [true, true, true, false, false, false, false, false],
             reserves: Reserves::default(),
+            check_every_step: cfg!(debug_assertions),
         }
     }
 }

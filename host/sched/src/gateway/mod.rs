@@ -5,7 +5,8 @@
 //!
 //! - Entering: [`admit`], [`ledger`], [`stance`]. Waiting: [`queue`], [`flows`], [`window`]. Placing: [`dispatch`], [`place`],
 //!   [`directory`]. Replicas: [`replicas`], [`holdings`], [`feedback`]. Ending: [`finish`].
-//! - What policies are told: [`signals`], [`facts`]. What gives way: [`overload`], [`stance`]. Is it sound: [`check`], [`watch`].
+//! - What policies are told: [`signals`], [`facts`]. What gives way: [`overload`], [`stance`]. Is it sound: [`check`],
+//!   [`verify`], [`watch`].
 
 mod admit;
 mod check;
@@ -35,6 +36,7 @@ mod signals;
 mod snapshot;
 mod stance;
 mod table;
+mod verify;
 mod watch;
 mod window;
 
@@ -66,6 +68,7 @@ use replicas::Replicas;
 use requests::Requests;
 use seats::{Cx, Seats};
 use stance::StanceState;
+use verify::Soundness;
 use watch::{Watch, Watched};
 
 /// The gateway machine. Advances by [`Gateway::step`] alone; holds no clock, thread or socket.
@@ -138,6 +141,8 @@ struct State {
     stance: StanceState,
     /// Does anything move?
     watch: Watch,
+    /// What the checks remember, and whether one of them failed.
+    soundness: Soundness,
     /// Facts on their way to policies.
     facts: Facts,
     /// Over decisions.
@@ -181,6 +186,7 @@ impl Gateway {
             overload: Overload::new(now),
             stance: StanceState::new(now),
             watch: Watch::new(config.no_progress, now),
+            soundness: Soundness::new(),
             facts: Facts::new(),
             digest: Digest::default(),
             counters: GatewayCounters::default(),
@@ -200,6 +206,9 @@ impl Gateway {
     ) {
         let Self { state, seats } = self;
         let cx = &mut Cx { policies, effects, seats };
+        if state.soundness.broken.is_some() {
+            return state.answer_broken(input, cx);
+        }
         state.time_passes(now, cx);
         match input {
             GatewayInput::Arrive(manifest) => state.arrive(manifest, cx),
@@ -214,6 +223,7 @@ impl Gateway {
             GatewayInput::Tick => {}
         }
         state.do_what_is_possible(cx);
+        state.verify(cx);
     }
 
     /// When [`GatewayInput::Tick`] is due if nothing else comes. [`Instant::NEVER`] when nothing is waited for.
@@ -264,6 +274,9 @@ impl State {
     }
 
     fn next_wake(&self) -> Instant {
+        if self.soundness.broken.is_some() {
+            return Instant::NEVER;
+        }
         let flow_gone = self
             .flows
             .longest_idle()

@@ -124,9 +124,15 @@ impl Gateway {
         self.state.draining
     }
 
-    /// Should new traffic be sent here? Not while draining, without a ready replica, or while nothing moves although work waits.
+    /// Should new traffic be sent here? Not while draining, without a ready replica, while nothing moves
+    /// although work waits, or when it is broken.
     pub fn is_ready(&self) -> bool {
-        !self.state.draining && self.state.replicas.ready() > 0 && self.is_progressing()
+        !self.state.draining && self.state.replicas.ready() > 0 && self.is_progressing() && self.broken().is_none()
+    }
+
+    /// Which invariant does not hold, if one was found not to.
+    pub fn broken(&self) -> Option<&'static str> {
+        self.state.soundness.broken
     }
 
     /// Did the watchdog find that things move?

@@ -27,12 +27,13 @@ use super::requests::Requests;
 use super::seats::Seats;
 use super::stance::StanceState;
 use super::table::{NONE, Table};
+use super::verify::Soundness;
 use super::watch::Watch;
 use super::{Digest, Gateway, GatewayCounters, State};
 use crate::message::{Credit, Load, Report};
 
 /// Grows with every change of the format.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 impl Gateway {
     /// Writes the state. Configuration is not part of it.
@@ -51,7 +52,9 @@ impl Gateway {
         }
         let seats = Seats::decode(from, &config)?;
         let state = State::decode(from, config)?;
-        state.check().map_err(DecodeError::Invalid)?;
+        if state.soundness.broken.is_none() {
+            state.check().map_err(DecodeError::Invalid)?;
+        }
         Ok(Self { state, seats })
     }
 }
@@ -98,6 +101,7 @@ impl State {
         self.overload.encode(out);
         self.stance.encode(out);
         self.watch.encode(out);
+        self.soundness.encode(out);
         self.facts.encode(out);
         out.u64(self.digest.0);
         self.counters.encode(out);
@@ -143,6 +147,7 @@ impl State {
             overload: Overload::decode(from)?,
             stance: StanceState::decode(from)?,
             watch: Watch::decode(from, config.no_progress)?,
+            soundness: Soundness::decode(from)?,
             facts: Facts::decode(from)?,
             digest: Digest(from.u64()?),
             counters: GatewayCounters::decode(from)?,

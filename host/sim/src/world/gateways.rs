@@ -176,6 +176,7 @@ impl World<'_> {
                 let excused = whims || STANDSTILLS.into_iter().any(|kind| self.scenario.faults.has(kind));
                 ensure(excused, || format!("nothing moves: {}", self.open_requests()))
             }
+            GatewayEvent::Broken(why) => Err(format!("a gateway is broken: {why}")),
             _ => Ok(()),
         }
     }
