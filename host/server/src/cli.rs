@@ -102,6 +102,7 @@ impl ServeArgs {
         config.model.name = args.served_model_name.or(config.model.name);
         config.server.admin_listen = args.admin_listen.or(config.server.admin_listen);
         config.server.keys = args.keys.or(config.server.keys);
+        config.name_all_classes();
         let faults = config.check();
         if faults.is_empty() { Ok(config) } else { Err(faults) }
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use penstock_base::{ClassRank, Duration, GatewayEpoch};
+use penstock_base::{ClassRank, Duration, limits};
 use penstock_engine::{EngineConfig, EngineLimits, ServedModel, Vocabulary};
 use penstock_exec::Executor;
 use penstock_exec_cpu::{CpuExecutor, CpuModel, CpuOptions, MemoryBudget, Numerics, ThreadPool};
@@ -107,12 +107,11 @@ fn memory_bytes() -> Option<usize> {
 /// Settings of the engine and its machines.
 ///
 /// # Errors
-/// Classes that do not parse (the configuration's check has refused them before).
+/// Classes that do not parse (the configuration's check has refused them before), and a start that cannot be numbered.
 pub fn engine_config(config: &Config) -> Result<EngineConfig> {
     let ms = Duration::from_ms;
     let mut gateway = GatewayConfig {
-        // Ids of one start differ from those of the last.
-        epoch: GatewayEpoch((crate::tenants::entropy() as u16).max(1)),
+        epoch: crate::deployment::next_epoch()?,
         run_seed: config.policy.run_seed,
         queue_requests_max: config.limits.queue_requests_max,
         queue_tokens_max: config.limits.queue_tokens_max,
@@ -125,11 +124,14 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
         quota_window: ms(config.limits.quota_window_ms),
         // The full walk is for tests; a live server walks now and then.
         check_every_step: false,
+        // As many as a key file may name: an entry that makes room for another forgets what its tenant used.
+        tenants_max: limits::TENANTS_MAX,
+        flows_max: limits::FLOWS_MAX,
         ..GatewayConfig::default()
     };
     for (name, class) in &config.classes {
         let Some(rank) = name.parse().ok().and_then(ClassRank::new) else { bail!("classes.{name} is not a class") };
-        gateway.class_sheddable[rank.index()] = class.sheddable;
+        gateway.class_sheddable[rank.index()] = class.sheddable.unwrap_or(gateway.class_sheddable[rank.index()]);
         gateway.class_floor_blocks[rank.index()] = class.floor_blocks;
         gateway.class_slo_ttft[rank.index()] = class.slo_ttft_ms.map_or(Duration::MAX, ms);
     }
@@ -148,13 +150,13 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
         context_tokens_max: u32::MAX,
         ..ReplicaConfig::default()
     };
-    let limits = EngineLimits {
+    let bounds = EngineLimits {
         requests_max: config.http.requests_max.saturating_mul(2),
         stream_bytes_max: config.http.stream_buffer_bytes,
         send_timeout: ms(config.http.send_timeout_ms),
         ..EngineLimits::default()
     };
-    Ok(EngineConfig { gateway, replica, limits, ..EngineConfig::default() })
+    Ok(EngineConfig { gateway, replica, limits: bounds, ..EngineConfig::default() })
 }
 
 /// The model as the engine must know it.

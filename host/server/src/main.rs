@@ -2,6 +2,7 @@
 
 mod cli;
 mod config;
+mod deployment;
 mod edge;
 mod machines;
 mod serve;

@@ -12,7 +12,8 @@ use tokio::sync::watch;
 use crate::config::Config;
 use crate::edge::{self, App, Listener, Timeouts};
 use crate::machines;
-use crate::tenants::{Identity, Tenants, deployment_secret};
+use crate::deployment;
+use crate::tenants::{Identity, Tenants};
 
 /// After a drain: how long connections may take to close.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
@@ -23,7 +24,7 @@ const CLOSE_GRACE: Duration = Duration::from_secs(2);
 /// Whatever keeps it from starting. Nothing listens before everything is ready.
 pub fn run(config: Config) -> Result<()> {
     let start = Instant::now();
-    let identity = Identity::new(deployment_secret(config.server.secret_file.as_deref())?);
+    let identity = Identity::new(deployment::secret(config.server.secret_file.as_deref())?);
     let tenants = read_tenants(&config, &identity)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         // The model has the cores; the edge needs little, and must not starve behind one slow task.

@@ -6,7 +6,7 @@ mod file;
 mod identity;
 
 pub use file::KeyFile;
-pub use identity::{Identity, deployment_secret, entropy};
+pub use identity::{Identity, entropy};
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -92,6 +92,15 @@ fn section<T: DeserializeOwned + serde::Serialize>(name: &str, value: toml::Valu
 }
 
 impl Config {
+    /// Writes out the classes that the file does not name, so that what is in force can be read.
+    pub fn name_all_classes(&mut self) {
+        let defaults = penstock_sched::gateway::GatewayConfig::default();
+        for rank in penstock_base::ClassRank::all() {
+            let class = self.classes.entry(rank.get().to_string()).or_default();
+            class.sheddable.get_or_insert(defaults.class_sheddable[rank.index()]);
+        }
+    }
+
     /// Values out of range and settings that contradict each other.
     pub fn check(&self) -> Faults {
         let mut faults = Faults::default();

@@ -160,8 +160,8 @@ pub struct PolicyConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClassConfig {
-    /// The product allows shedding it.
-    pub sheddable: bool,
+    /// The product allows shedding it; classes 0 to 2 unless told.
+    pub sheddable: Option<bool>,
     /// KV blocks kept for it.
     pub floor_blocks: u64,
     /// Target for the first token.

@@ -1,14 +1,11 @@
 //! Stable ids for names: keyed hashes under the deployment's secret, the same in every process and not invertible by a policy.
 
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context as _, Result, ensure};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use penstock_base::{ClassRank, FlowId, SessionId, TenantId, TrustGroup};
 use sha2::Sha256;
 
-const SECRET_BYTES: usize = 32;
+use crate::deployment::SECRET_BYTES;
+
 
 /// Hashes names into ids.
 #[derive(Clone)]
@@ -57,57 +54,7 @@ impl Identity {
     }
 }
 
-/// Reads the deployment's secret, or makes one at the default place.
-///
-/// # Errors
-/// A named file that is not there or is too short; a default place that cannot be written.
-pub fn deployment_secret(named: Option<&Path>) -> Result<[u8; SECRET_BYTES]> {
-    if let Some(path) = named {
-        return read(path);
-    }
-    let path = default_path().context("no home directory: set server.secret_file")?;
-    if path.exists() { read(&path) } else { make(&path) }
-}
-
-fn default_path() -> Option<PathBuf> {
-    penstock_model::cache_dir::models_dir().and_then(|dir| Some(dir.parent()?.join("deployment-secret")))
-}
-
-fn read(path: &Path) -> Result<[u8; SECRET_BYTES]> {
-    let bytes = std::fs::read(path).with_context(|| format!("read the deployment secret {}", path.display()))?;
-    ensure!(
-        bytes.len() >= SECRET_BYTES,
-        "the deployment secret {} has {} bytes, at least {SECRET_BYTES} are needed: head -c 32 /dev/urandom > FILE",
-        path.display(),
-        bytes.len()
-    );
-    let mut secret = [0; SECRET_BYTES];
-    secret.copy_from_slice(&bytes[..SECRET_BYTES]);
-    Ok(secret)
-}
-
-fn make(path: &Path) -> Result<[u8; SECRET_BYTES]> {
-    let mut secret = [0; SECRET_BYTES];
-    for chunk in secret.chunks_mut(8) {
-        chunk.copy_from_slice(&entropy().to_le_bytes());
-    }
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
-    }
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    match options.open(path) {
-        Ok(mut file) => file.write_all(&secret).with_context(|| format!("write {}", path.display()))?,
-        // Another process was first: its secret counts.
-        Err(fault) if fault.kind() == std::io::ErrorKind::AlreadyExists => return read(path),
-        Err(fault) => return Err(fault).with_context(|| format!("create {}", path.display())),
-    }
-    Ok(secret)
-}
-
-/// 64 bits that nobody can guess: the standard library seeds this hasher from the system.
+/// 64 bits that differ from call to call, for seeds that a request does not name. Not for secrets.
 pub fn entropy() -> u64 {
     use std::hash::{BuildHasher as _, Hasher as _, RandomState};
     RandomState::new().build_hasher().finish()
