@@ -139,6 +139,8 @@ fn start(model: &Model, weights: &Arc<CpuModel>, way: &Way) -> Engine {
         },
         ..EngineConfig::default()
     };
+    // Streams are read one after the other here: however slow the machine, the last one is not a slow client.
+    config.limits.send_timeout = penstock_base::Duration::from_s(3_600);
     if way.optimistic {
         config.policies = PolicySource::new(|_| Box::new(OptimisticPolicies::new()));
     }
