@@ -213,12 +213,16 @@ pub struct Credit {
 pub struct Load {
     /// Pool size.
     pub total_blocks: u32,
-    /// Referenced, or let go of while a step or transfer may still touch them. With `cached_blocks` and `free_blocks` this is the pool.
+    /// Referenced. The five states of blocks add up to the pool.
     pub active_blocks: u32,
     /// Unreferenced and matched by prefix.
     pub cached_blocks: u32,
     /// Free.
     pub free_blocks: u32,
+    /// Let go of, while a step in flight may still read them.
+    pub reclaimable_blocks: u32,
+    /// A transfer writes or reads them, or may still.
+    pub transfer_blocks: u32,
     /// Reserved and not yet allocated.
     pub reserved_blocks: u32,
     /// Blocks that running work may still grow to, beyond held and reserved ones.

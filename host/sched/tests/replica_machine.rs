@@ -220,6 +220,24 @@ fn reports_go_out_on_a_change_and_every_hundred_milliseconds() {
 }
 
 #[test]
+fn a_report_tells_blocks_that_a_step_may_still_read_from_those_that_are_referenced() {
+    let mut driver = Driver::new(small());
+    driver.dispatch(steady(1, 15, 2));
+    // 15 tokens are 4 blocks of 4, all computed in the step in flight.
+    let blocks = |driver: &Driver| {
+        let load = reports(&driver.effects)[0].1.load;
+        assert_eq!(load.transfer_blocks, 0);
+        (load.active_blocks, load.reclaimable_blocks, load.cached_blocks, load.free_blocks)
+    };
+    assert_eq!(blocks(&driver), (4, 0, 0, 20));
+    driver.cancel(1, Outcome::Cancelled(CancelCause::Client));
+    assert_eq!(blocks(&driver), (0, 4, 0, 20), "nobody refers to them, and the step still writes them");
+    driver.complete();
+    let (active, reclaimable, cached, free) = blocks(&driver);
+    assert_eq!((active, reclaimable, cached + free), (0, 0, 24));
+}
+
+#[test]
 fn gateways_share_the_credit_and_their_requests_go_with_them() {
     let mut policies = NativePolicies::new(Generation(1), 64);
     let mut replica = Replica::new(small(), Instant::ZERO);

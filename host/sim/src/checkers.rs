@@ -151,7 +151,8 @@ impl PlacedBook {
                 ensure(report.number > self.reports, || format!("report {} after {}", report.number, self.reports))?;
                 self.reports = report.number;
                 let load = &report.load;
-                let sum = load.active_blocks + load.cached_blocks + load.free_blocks;
+                let held = load.active_blocks + load.reclaimable_blocks + load.transfer_blocks;
+                let sum = held + load.cached_blocks + load.free_blocks;
                 ensure(sum == load.total_blocks, || format!("a report of {sum} blocks of {}", load.total_blocks))?;
                 ensure(report.credit.blocks <= u64::from(load.free_blocks + load.cached_blocks), || {
                     format!("credit for {} blocks of {load:?}", report.credit.blocks)

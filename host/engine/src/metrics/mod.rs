@@ -207,9 +207,15 @@ impl Metrics {
         let cached = status.sum(|load| u64::from(load.cached_blocks));
         let free = status.sum(|load| u64::from(load.free_blocks));
         self.kv_reserved.set(signed(status.sum(|load| u64::from(load.reserved_blocks))));
-        // What is none of the three waits behind the step that may still read it.
-        let reclaimable = total.saturating_sub(active + cached + free);
-        for (state, blocks) in [("active", active), ("cached", cached), ("free", free), ("reclaimable", reclaimable)] {
+        let reclaimable = status.sum(|load| u64::from(load.reclaimable_blocks));
+        let in_transfer = status.sum(|load| u64::from(load.transfer_blocks));
+        for (state, blocks) in [
+            ("active", active),
+            ("cached", cached),
+            ("free", free),
+            ("reclaimable", reclaimable),
+            ("in_transfer", in_transfer),
+        ] {
             self.kv_blocks.with_label_values(&[state]).set(signed(blocks));
         }
         for state in ReplicaState::ALL {
@@ -431,7 +437,15 @@ mod tests {
 
     #[test]
     fn the_states_of_blocks_sum_up_to_the_pool() {
-        let load = Load { total_blocks: 100, active_blocks: 30, cached_blocks: 20, free_blocks: 45, ..Load::default() };
+        let load = Load {
+            total_blocks: 100,
+            active_blocks: 30,
+            cached_blocks: 20,
+            free_blocks: 45,
+            reclaimable_blocks: 4,
+            transfer_blocks: 1,
+            ..Load::default()
+        };
         let replica = ReplicaStatus {
             replica: ReplicaId(0),
             epoch: ReplicaEpoch(1),
@@ -446,9 +460,9 @@ mod tests {
             let line = page.lines().find(|line| line.starts_with(name)).unwrap();
             line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
         };
-        let states = ["active", "cached", "free", "reclaimable"];
+        let states = ["active", "cached", "free", "reclaimable", "in_transfer"];
         let blocks = states.map(|state| value(&format!("penstock_kv_blocks{{model_name=\"demo\",state=\"{state}\"}}")));
-        assert_eq!(blocks, [30.0, 20.0, 45.0, 5.0]);
+        assert_eq!(blocks, [30.0, 20.0, 45.0, 4.0, 1.0]);
         assert_eq!(value("penstock_kv_reserved_blocks"), 12.0);
         assert_eq!(value("vllm:kv_cache_usage_perc"), 0.3);
         assert_eq!(value("vllm:cache_config_info{block_size=\"16\",model_name=\"demo\",num_gpu_blocks=\"100\"}"), 1.0);

@@ -162,7 +162,8 @@ impl Rig {
                 && queue.in_flight_requests == 0
                 && queue.pending_bytes == 0
                 && queue.send_buffer_bytes == 0
-                && status.sum(|load| u64::from(load.active_blocks + load.reserved_blocks + load.ready_requests)) == 0
+                && status.sum(|load| u64::from(load.active_blocks + load.reclaimable_blocks)) == 0
+                && status.sum(|load| u64::from(load.reserved_blocks + load.ready_requests)) == 0
                 && status.sum(|load| u64::from(load.running_requests)) == 0
                 && status.sum(|load| load.prefill_tokens) == 0
         });

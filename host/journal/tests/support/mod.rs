@@ -123,8 +123,8 @@ records! {
     Report { number, as_of, covers, credit, load, cache_sequence }
     Credit { requests, prefill_tokens, blocks }
     Load {
-        total_blocks, active_blocks, cached_blocks, free_blocks, reserved_blocks, growth_blocks, ready_requests,
-        ready_blocks, running_requests, prefill_tokens, step, busy, hit_blocks_per_sec, preempted_requests,
+        total_blocks, active_blocks, cached_blocks, free_blocks, reclaimable_blocks, transfer_blocks, reserved_blocks,
+        growth_blocks, ready_requests, ready_blocks, running_requests, prefill_tokens, step, busy, hit_blocks_per_sec, preempted_requests,
         prefill_tokens_per_sec, decode_tokens_per_sec, class_active_blocks, prefill_token_ns,
     }
     Plan { batch, ops, rows }

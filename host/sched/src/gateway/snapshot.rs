@@ -33,7 +33,7 @@ use super::{Digest, Gateway, GatewayCounters, State};
 use crate::message::{Credit, Load, Report};
 
 /// Grows with every change of the format.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 impl Gateway {
     /// Writes the state. Configuration is not part of it.
@@ -498,6 +498,8 @@ fn encode_report(report: &Report, out: &mut Writer) {
         load.active_blocks,
         load.cached_blocks,
         load.free_blocks,
+        load.reclaimable_blocks,
+        load.transfer_blocks,
         load.reserved_blocks,
         load.ready_requests,
         load.ready_blocks,
@@ -536,6 +538,8 @@ fn decode_report(from: &mut Reader<'_>) -> Result<Report, DecodeError> {
     load.active_blocks = from.u32()?;
     load.cached_blocks = from.u32()?;
     load.free_blocks = from.u32()?;
+    load.reclaimable_blocks = from.u32()?;
+    load.transfer_blocks = from.u32()?;
     load.reserved_blocks = from.u32()?;
     load.ready_requests = from.u32()?;
     load.ready_blocks = from.u32()?;

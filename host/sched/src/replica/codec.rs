@@ -22,7 +22,7 @@ use super::sequence::{Done, NONE, Place, Request, Sequence, Vacancies};
 use super::{Replica, ReplicaConfig};
 
 /// Version of the format.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What a frozen replica reads back as: the reason is for people, and was told when it happened.
 const BROKEN_BEFORE: &str = "it was frozen before it was saved";

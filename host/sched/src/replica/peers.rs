@@ -32,8 +32,8 @@ pub(super) struct Told {
     pub covers: DispatchNumber,
     /// What was granted to all gateways together: a gateway's part goes round even when nothing changed.
     pub total: Credit,
-    /// Active, cached, reserved blocks; ready, running requests; prefill tokens.
-    pub load: [u64; 6],
+    /// Active, cached, free, reserved blocks; ready, running requests; prefill tokens.
+    pub load: [u64; 7],
 }
 
 /// What an overload stance asks of this replica: blocks from classes up to a rank.
@@ -176,7 +176,7 @@ impl Peers {
             let told = r.option(|r| {
                 let (at, covers) = (Instant(r.u64()?), DispatchNumber(r.u64()?));
                 let total = Credit { requests: r.u32()?, prefill_tokens: r.u64()?, blocks: r.u64()? };
-                let mut load = [0; 6];
+                let mut load = [0; 7];
                 for value in &mut load {
                     *value = r.u64()?;
                 }

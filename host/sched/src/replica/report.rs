@@ -205,9 +205,11 @@ impl Replica {
         let counts = self.kv.counts();
         Load {
             total_blocks: self.config.blocks,
-            active_blocks: counts.active + counts.reclaimable + counts.in_transfer(),
+            active_blocks: counts.active,
             cached_blocks: counts.cached,
             free_blocks: counts.free,
+            reclaimable_blocks: counts.reclaimable,
+            transfer_blocks: counts.in_transfer(),
             reserved_blocks: self.kv.reservations().total().min(u64::from(u32::MAX)) as u32,
             growth_blocks: sum.growth_blocks,
             ready_requests: sum.ready_requests,
@@ -255,6 +257,7 @@ impl Replica {
         let key = [
             u64::from(load.active_blocks),
             u64::from(load.cached_blocks),
+            u64::from(load.free_blocks),
             u64::from(load.reserved_blocks),
             u64::from(load.ready_requests),
             u64::from(load.running_requests),

@@ -446,7 +446,8 @@ impl Driver {
             }
             FromReplica::Report(report) => {
                 let load = &report.load;
-                assert_eq!(load.active_blocks + load.cached_blocks + load.free_blocks, load.total_blocks);
+                let held = load.active_blocks + load.reclaimable_blocks + load.transfer_blocks;
+                assert_eq!(held + load.cached_blocks + load.free_blocks, load.total_blocks);
                 assert_eq!(report.covers.0, self.dispatches);
                 assert!(report.credit.blocks <= u64::from(load.total_blocks));
             }

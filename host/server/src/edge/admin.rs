@@ -30,7 +30,8 @@ pub async fn replicas(State(app): State<Arc<App>>) -> Json<Value> {
             "ready_requests": load.ready_requests,
             "blocks": {
                 "total": load.total_blocks, "active": load.active_blocks, "cached": load.cached_blocks,
-                "free": load.free_blocks, "reserved": load.reserved_blocks,
+                "free": load.free_blocks, "reclaimable": load.reclaimable_blocks, "in_transfer": load.transfer_blocks,
+                "reserved": load.reserved_blocks,
             },
             "step_us": load.step.as_us(),
         })
