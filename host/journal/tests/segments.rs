@@ -1,5 +1,7 @@
 //! Segments of machines that are fed anything: they verify, and damage is an error or a mismatch, never a panic.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod support;
 
 use penstock_base::codec::Writer;

@@ -10,6 +10,9 @@ use crate::scenario::Scenario;
 /// Bytes of a log between two times that it is written out; the simulator writes out at every step.
 const LOG_BUFFER_BYTES: usize = 1 << 22;
 
+/// Steps of a segment: short, so that machines are read back from the middle of their lives.
+const SEGMENT_STEPS: u64 = 200;
+
 /// A machine and what belongs to it.
 pub struct Driven<M: Machine> {
     machine: M,
@@ -19,12 +22,25 @@ pub struct Driven<M: Machine> {
     effects: Vec<M::Effect>,
     scratch: Writer,
     log: Option<SegmentWriter<M, Vec<u8>>>,
+    /// Segments that are complete.
+    segments: Vec<Vec<u8>>,
     /// Over the effects of all steps.
     digest: u64,
     steps: u64,
     check_every: u64,
     /// When a tick is on the agenda; [`Instant::NEVER`] when none is.
     pub tick_at: Instant,
+}
+
+fn open_segment<M: Machine>(
+    machine: &M,
+    config: &M::Config,
+    policies: &mut Seats,
+    at: (u64, Instant),
+) -> Result<SegmentWriter<M, Vec<u8>>, String> {
+    let header = SegmentHeader::of(machine, config, policies, at);
+    let header = header.map_err(|fault| format!("a policy did not save its state: {fault:?}"))?;
+    SegmentWriter::open(Vec::new(), &header, LOG_BUFFER_BYTES).map_err(|error| error.to_string())
 }
 
 /// Fresh policies for a machine with this configuration.
@@ -39,13 +55,7 @@ impl<M: Machine> Driven<M> {
     /// The log does not open.
     pub fn new(machine: M, config: M::Config, now: Instant, scenario: &Scenario) -> Result<Self, String> {
         let mut policies = seats::<M>(scenario.policies, &config);
-        let log = if scenario.journal {
-            let header = SegmentHeader::of(&machine, &config, &mut policies, (0, now));
-            let header = header.map_err(|fault| format!("a policy did not save its state: {fault:?}"))?;
-            Some(SegmentWriter::open(Vec::new(), &header, LOG_BUFFER_BYTES).map_err(|error| error.to_string())?)
-        } else {
-            None
-        };
+        let log = if scenario.journal { Some(open_segment(&machine, &config, &mut policies, (0, now))?) } else { None };
         Ok(Self {
             machine,
             policies,
@@ -53,6 +63,7 @@ impl<M: Machine> Driven<M> {
             effects: Vec::new(),
             scratch: Writer::new(),
             log,
+            segments: Vec::new(),
             digest: 0,
             steps: 0,
             check_every: scenario.check_every.max(1),
@@ -77,6 +88,13 @@ impl<M: Machine> Driven<M> {
             let (generation, decisions) = (self.machine.generation(), self.machine.decisions());
             log.outcome(&Outcome { generation, effects: digest, decisions }).map_err(|closed| closed.to_string())?;
             log.write_out().map_err(|error| error.to_string())?;
+        }
+        if self.steps.is_multiple_of(SEGMENT_STEPS)
+            && let Some(log) = self.log.take()
+        {
+            self.segments.push(log.complete().map_err(|error| error.to_string())?);
+            let number = self.segments.len() as u64;
+            self.log = Some(open_segment(&self.machine, &self.config, &mut self.policies, (number, now))?);
         }
         if self.steps.is_multiple_of(self.check_every) {
             self.machine.sound().map_err(|what| format!("invariant: {what}"))?;
@@ -105,13 +123,15 @@ impl<M: Machine> Driven<M> {
         (self.digest, self.steps)
     }
 
-    /// Ends the log. `broken` when the machine did not come to a good end.
+    /// Ends the log and gives its segments. `broken` when the machine did not come to a good end.
     ///
     /// # Errors
     /// The log does not take its end.
-    pub fn end_log(&mut self, broken: bool) -> Result<Option<(MachineId, Vec<u8>)>, String> {
-        let Some(log) = self.log.take() else { return Ok(None) };
+    pub fn end_log(&mut self, broken: bool) -> Result<Vec<(MachineId, Vec<u8>)>, String> {
+        let Some(log) = self.log.take() else { return Ok(Vec::new()) };
         let ended = if broken { log.break_off(BreakCause::Frozen) } else { log.complete() };
-        Ok(Some((M::id(&self.config), ended.map_err(|error| error.to_string())?)))
+        self.segments.push(ended.map_err(|error| error.to_string())?);
+        let id = M::id(&self.config);
+        Ok(std::mem::take(&mut self.segments).into_iter().map(|segment| (id, segment)).collect())
     }
 }

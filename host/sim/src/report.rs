@@ -17,7 +17,7 @@ pub struct Report {
     pub requests: Vec<RequestReport>,
     /// Counts of what a scenario may want to see.
     pub figures: Figures,
-    /// Logs, when asked for.
+    /// Segments of logs, when asked for.
     pub journals: Vec<(MachineId, Vec<u8>)>,
 }
 

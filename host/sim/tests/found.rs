@@ -40,7 +40,7 @@ fn one_narrow_replica(slots: u32) -> Scenario {
 fn completes(scenario: &Scenario) -> Report {
     let report = run(scenario).unwrap_or_else(|violation| panic!("{violation}"));
     for (index, request) in report.requests.iter().enumerate() {
-        let outcome = request.outcome.unwrap();
+        let outcome = request.outcome.expect("no gateway is lost");
         let never_fits = outcome == penstock_base::Outcome::Refused(penstock_base::Refusal::NeverFits);
         assert!(outcome.is_success() || never_fits, "request {index}: {outcome:?}");
     }

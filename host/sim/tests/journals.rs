@@ -54,7 +54,10 @@ fn logs_of_every_machine_verify() {
         assert_eq!(logged, report.steps, "every step is in one log");
         steps += logged;
     }
-    assert!(gateways > SEEDS && replicas > SEEDS && cut > 0, "{gateways} gateways, {replicas} replicas, {cut} lost");
+    assert!(
+        gateways > SEEDS && replicas > SEEDS && cut > 0,
+        "{gateways} gateway segments, {replicas} replica segments, {cut} lost"
+    );
     println!("figure: {steps} steps verified from {} logs", gateways + replicas);
 }
 

@@ -1,6 +1,6 @@
 //! Many seeds, at both overlap depths, each run twice. A seed that fails is reduced and told with the way to run it again.
 //!
-//! - `PENSTOCK_SIM_SEEDS=n`: seeds 0..n (60 unless told).
+//! - `PENSTOCK_SIM_SEEDS=n`: n seeds (60 unless told), from `PENSTOCK_SIM_FROM` on (0 unless told).
 //! - `PENSTOCK_SIM_SEED=n`: this seed alone; with `PENSTOCK_SIM_DEPTH`, `PENSTOCK_SIM_REQUESTS` and `PENSTOCK_SIM_FAULTS` (a number, see
 //!   `Faults`) reduced as a failing run has told.
 
@@ -136,7 +136,10 @@ struct Sum {
 fn seeds() {
     let seeds = match number("PENSTOCK_SIM_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("PENSTOCK_SIM_SEEDS").unwrap_or(SEEDS_DEFAULT),
+        None => {
+            let from = number("PENSTOCK_SIM_FROM").unwrap_or(0);
+            from..from + number("PENSTOCK_SIM_SEEDS").unwrap_or(SEEDS_DEFAULT)
+        }
     };
     let only = number("PENSTOCK_SIM_DEPTH");
     let depths: Vec<usize> = DEPTHS.into_iter().filter(|depth| only.is_none_or(|only| only == *depth as u64)).collect();
