@@ -2,6 +2,7 @@
 
 mod demo_model;
 mod metrics_page;
+mod policies;
 mod python;
 mod serve;
 mod signals;
@@ -54,6 +55,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Build every policy as a component into target/policies, with whichever tool chain is there.
+    Policies,
     /// Write docs/metrics.md from the table in the engine.
     Metrics {
         /// Only fail when it differs.
@@ -79,6 +82,7 @@ fn run() -> Result<()> {
         Task::Model => demo_model::ensure().map(|path| println!("{}", path.display())),
         Task::Tidy => tidy::run(),
         Task::Signals { check } => signals::generate(check),
+        Task::Policies => policies::run(&root()?),
         Task::Metrics { check } => metrics_page::generate(check),
     }
 }
