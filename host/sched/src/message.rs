@@ -170,7 +170,7 @@ pub struct Progress {
 /// Totals of one request at one replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
-    /// Prompt tokens, once.
+    /// Prompt tokens, once; 0 when the request ended before a row of it was planned.
     pub prompt_tokens: u32,
     /// Of these, found in the prefix cache.
     pub cached_tokens: u32,

@@ -225,7 +225,10 @@ impl Placed {
         let counted = self.ends.iter().map(|end| end.map(|(_, tokens)| tokens)).collect::<Option<Vec<_>>>();
         let counted: u32 = counted.ok_or_else(|| format!("{request} ends before its sequences"))?.iter().sum();
         ensure(usage.output_tokens == counted, || format!("{request} is billed {usage:?}, {counted} tokens count"))?;
-        ensure(usage.prompt_tokens == prompt && usage.cached_tokens < prompt, || format!("{request}: {usage:?}"))?;
+        let used = if self.started { prompt } else { 0 };
+        ensure(usage.prompt_tokens == used && (usage.cached_tokens < used || used == 0), || {
+            format!("{request}: {usage:?}")
+        })?;
         ensure(self.decode_tokens >= counted, || format!("{request}: progress told of {}", self.decode_tokens))?;
         ensure(self.prefill_tokens + usage.cached_tokens <= prompt, || {
             format!("{request}: {} prompt tokens charged, {usage:?}", self.prefill_tokens)

@@ -231,9 +231,11 @@ impl Replica {
             let Some(request) = self.requests[entry as usize].take() else { continue };
             self.by_id.remove(&request.id());
             self.request_entries.give(entry);
+            // Nothing was done with the prompt of a request that no row was planned for: the gateway tells its client the same.
+            let prompt_tokens = if request.started { request.prompt() } else { 0 };
             let usage = Usage {
-                prompt_tokens: request.prompt(),
-                cached_tokens: request.cached_tokens,
+                prompt_tokens,
+                cached_tokens: request.cached_tokens.min(prompt_tokens),
                 output_tokens: request.output_tokens,
                 preemptions: request.preemptions,
             };

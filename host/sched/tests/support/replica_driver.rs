@@ -428,10 +428,13 @@ impl Driver {
                 self.hit_tokens += cached_tokens;
             }
             FromReplica::Ended { request, outcome, usage, .. } => {
-                self.trace.push(format!("ended {} {outcome:?}", label(request)));
+                let unused = if *usage == Usage::default() { ", nothing used" } else { "" };
+                self.trace.push(format!("ended {} {outcome:?}{unused}", label(request)));
                 let client = self.client(*request);
                 assert!(client.taken && client.ends.iter().all(Option::is_some), "it ends after its sequences");
                 assert!(client.end.replace((*outcome, *usage)).is_none(), "it ends twice");
+                let prompt = if client.started { client.manifest.input_tokens } else { 0 };
+                assert_eq!(usage.prompt_tokens, prompt, "a prompt counts from the first row that is planned");
                 let tokens: usize = client.outputs.iter().map(Vec::len).sum();
                 assert_eq!(usage.output_tokens as usize, tokens, "what counts is billed");
                 assert!(client.decode_tokens >= usage.output_tokens);
