@@ -4,12 +4,12 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use penstock_base::{Duration, Generation};
+use penstock_base::Duration;
 use penstock_model::{Namespace, Tokenizer};
-use penstock_policy_api::Policies;
-use penstock_policy_api::native::NativePolicies;
 use penstock_sched::gateway::GatewayConfig;
 use penstock_sched::replica::ReplicaConfig;
+
+use crate::policies::seats::PolicySource;
 
 /// Everything that can be chosen about an engine.
 #[derive(Clone, Debug, Default)]
@@ -21,7 +21,7 @@ pub struct EngineConfig {
     pub replica: ReplicaConfig,
     /// Bounds of the driver itself.
     pub limits: EngineLimits,
-    /// Where the machines' policies come from.
+    /// Where the machines' first policies come from.
     pub policies: PolicySource,
 }
 
@@ -42,6 +42,9 @@ pub struct EngineLimits {
     pub drain_flush: Duration,
     /// How long [`Engine::shutdown`](crate::Engine::shutdown) waits for a thread before it leaves it behind. Longer than any sane step.
     pub join: Duration,
+    /// How long each phase of a policy swap waits for a machine. A machine answers between two steps, and waits for nobody but a reader
+    /// that is far behind; past this the swap is given up and the set in force stays.
+    pub policy_switch: Duration,
 }
 
 impl Default for EngineLimits {
@@ -55,6 +58,7 @@ impl Default for EngineLimits {
             send_timeout: Duration::from_s(30),
             drain_flush: Duration::from_s(2),
             join: Duration::from_s(30),
+            policy_switch: Duration::from_s(5),
         }
     }
 }
@@ -89,41 +93,5 @@ pub trait Vocabulary: Send + Sync {
 impl Vocabulary for Tokenizer {
     fn token_bytes(&self, id: u32) -> Cow<'_, [u8]> {
         Cow::Borrowed(self.delivered_bytes(id))
-    }
-}
-
-/// Which machine asks for a set of policies. An instance belongs to exactly one machine.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Machine {
-    /// The gateway.
-    Gateway,
-    /// The replica with this number.
-    Replica(u32),
-}
-
-/// Builds the policy sets of the machines: the native defaults unless told otherwise.
-#[derive(Clone, Default)]
-pub struct PolicySource(Option<Arc<Build>>);
-
-type Build = dyn Fn(Machine) -> Box<dyn Policies + Send> + Send + Sync;
-
-impl PolicySource {
-    /// Sets built by `build`: once a machine, and again when a replica starts anew.
-    pub fn new(build: impl Fn(Machine) -> Box<dyn Policies + Send> + Send + Sync + 'static) -> Self {
-        Self(Some(Arc::new(build)))
-    }
-
-    /// The set for one machine of a model with this context window.
-    pub(crate) fn build(&self, machine: Machine, context_tokens_max: u32) -> Box<dyn Policies + Send> {
-        match &self.0 {
-            Some(build) => build(machine),
-            None => Box::new(NativePolicies::new(Generation(1), context_tokens_max)),
-        }
-    }
-}
-
-impl fmt::Debug for PolicySource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "PolicySource(built)" } else { "PolicySource(native)" })
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration as StdDuration;
 
-use penstock_base::{CancelCause, Duration, GatewayEpoch, ReplicaEpoch, ReplicaId, RequestId, limits};
+use penstock_base::{CancelCause, Duration, GatewayEpoch, Generation, ReplicaEpoch, ReplicaId, RequestId, limits};
 use penstock_exec::{Executor, Geometry};
 use penstock_model::Namespace;
 use penstock_sched::gateway::GatewayConfig;
@@ -22,6 +22,10 @@ use crate::mailbox::{Mailbox, PushError};
 use crate::metrics::Metrics;
 use crate::outputs::{self, OutputLoop};
 use crate::permit::{Bound, Permits};
+use crate::policies::activation::{self, Activation, ActivationError};
+use crate::policies::log::DecisionRecord;
+use crate::policies::machine::{FIRST, MachineSeats, PolicyPlane};
+use crate::policies::seats::{Machine, PolicySource, PreparedPolicies};
 use crate::replica_loop::ReplicaLoop;
 use crate::replica_wake;
 use crate::request::{Submission, Ticket};
@@ -52,6 +56,14 @@ pub enum EngineError {
         value: u64,
         /// What would be right.
         why: &'static str,
+    },
+    /// The first policy set cannot serve.
+    #[error("the policies of the {machine} cannot serve: {why}")]
+    Policies {
+        /// Where.
+        machine: Machine,
+        /// In the words of whoever tried them.
+        why: String,
     },
     /// The system gave no thread.
     #[error("a thread could not be started: {0}")]
@@ -111,6 +123,8 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         let geometry = common_geometry(&executors)?;
         let (gateway, replicas) = machine_configs(&config, &executors)?;
+        let context_tokens_max = geometry.context_tokens_max.min(config.replica.context_tokens_max);
+        let mut first = first_policies(&config.policies, replicas.len(), context_tokens_max)?;
         let clock = Clock::starting_now();
         let permits = Permits::new(config.limits.requests_max, config.limits.pending_bytes_max);
         let statuses = replicas.iter().map(first_status).collect();
@@ -121,8 +135,8 @@ impl Engine {
             metrics: Arc::new(Metrics::new(&model.name)),
             board: Board::new(permits, statuses),
             limits: config.limits,
-            policies: config.policies,
-            context_tokens_max: geometry.context_tokens_max.min(config.replica.context_tokens_max),
+            policies: PolicyPlane::new(config.policies.clone(), count)?,
+            context_tokens_max,
             gateway: Mailbox::new(&gateway_loop::lanes(requests_max, count)),
             replicas: replicas.iter().map(|replica| Mailbox::new(&replica_wake::lanes(replica, count))).collect(),
             outputs: Mailbox::new(&outputs::lanes(requests_max, count)),
@@ -137,14 +151,16 @@ impl Engine {
             threads: Mutex::default(),
             ended: Arc::default(),
         };
-        engine.start_loops(gateway, replicas, executors)?;
+        let gateway_policies = first.remove(0);
+        let replicas = replicas.into_iter().zip(first).collect();
+        engine.start_loops((gateway, gateway_policies), replicas, executors)?;
         Ok(engine)
     }
 
     fn start_loops(
         &self,
-        gateway: GatewayConfig,
-        replicas: Vec<ReplicaConfig>,
+        (gateway, gateway_policies): (GatewayConfig, Box<dyn PreparedPolicies>),
+        replicas: Vec<(ReplicaConfig, Box<dyn PreparedPolicies>)>,
         executors: Vec<Box<dyn Executor>>,
     ) -> Result<(), EngineError> {
         let epoch = gateway.epoch;
@@ -152,10 +168,12 @@ impl Engine {
         let output = OutputLoop::new(Arc::clone(&self.wiring), Arc::clone(&self.model.vocabulary), block_size_tokens);
         self.spawn("outputs", "penstock-out".into(), move || output.run())?;
         let wiring = Arc::clone(&self.wiring);
-        self.spawn("gateway", "penstock-gate".into(), move || GatewayLoop::new(wiring, gateway).run())?;
+        self.spawn("gateway", "penstock-gate".into(), move || {
+            GatewayLoop::new(wiring, gateway, gateway_policies).run();
+        })?;
         let started = Arc::new(Latch::default());
         let count = replicas.len();
-        for (config, executor) in replicas.into_iter().zip(executors) {
+        for ((config, policies), executor) in replicas.into_iter().zip(executors) {
             let steps = Arc::new(Mailbox::new(&executor_loop::lanes()));
             let replica = config.replica;
             let executor =
@@ -163,7 +181,8 @@ impl Engine {
             self.spawn("executor", format!("penstock-exec-{replica}"), move || executor.run())?;
             let (wiring, started) = (Arc::clone(&self.wiring), Arc::clone(&started));
             self.spawn("replica", format!("penstock-rep-{replica}"), move || {
-                ReplicaLoop::new(wiring, steps, config, epoch, started).run();
+                let seats = MachineSeats::new(Arc::clone(&wiring), Machine::Replica(replica.0), policies);
+                ReplicaLoop::new(wiring, steps, config, epoch, seats, started).run();
             })?;
         }
         // A submission must not overtake the news that there are replicas.
@@ -247,6 +266,35 @@ impl Engine {
     /// Ends a request early; its stream still gets its typed end. Idempotent, and harmless when it is over.
     pub fn cancel(&self, request: RequestId, cause: CancelCause) {
         self.wiring.cancel(request, cause);
+    }
+
+    /// Puts another policy set in force while requests run: made and tried for every machine first, then switched at each machine's step
+    /// boundary. Blocks until it is done; call it off the async runtime's workers. One at a time: a second caller waits.
+    ///
+    /// # Errors
+    /// A refusal by any machine, or no answer in time; then the set in force stays in force everywhere.
+    pub fn activate(&self, source: &PolicySource) -> Result<Activation, ActivationError> {
+        activation::activate(&self.wiring, source)
+    }
+
+    /// The policy generation in force at the gateway.
+    pub fn policy_generation(&self) -> Generation {
+        self.wiring.policies.current().0
+    }
+
+    /// Policy sets that have left and are still to be ended.
+    pub fn policies_leaving(&self) -> usize {
+        self.wiring.policies.reaper.waiting()
+    }
+
+    /// The last `count` decisions of each machine that `fits`, oldest first, by machine.
+    pub fn decisions(
+        &self,
+        count: usize,
+        fits: impl Fn(&DecisionRecord) -> bool,
+    ) -> Vec<(Machine, Vec<DecisionRecord>)> {
+        let rings = self.wiring.policies.log.0.iter();
+        rings.map(|(machine, ring)| (*machine, ring.last(count, &fits))).collect()
     }
 
     /// The clock that [`Submission::arrived`] and [`Submission::deadline`] are read from.
@@ -374,6 +422,20 @@ fn common_geometry(executors: &[Box<dyn Executor>]) -> Result<Geometry, EngineEr
     Ok(common)
 }
 
+/// The first set of each machine, the gateway's first.
+fn first_policies(
+    source: &PolicySource,
+    replicas: usize,
+    context_tokens_max: u32,
+) -> Result<Vec<Box<dyn PreparedPolicies>>, EngineError> {
+    let replicas = (0..replicas).map(|replica| Machine::Replica(replica as u32));
+    let make = |machine| {
+        let made = source.prepare(machine, None, context_tokens_max);
+        made.map_err(|why| EngineError::Policies { machine, why })
+    };
+    std::iter::once(Machine::Gateway).chain(replicas).map(make).collect()
+}
+
 /// The machines' configurations, with what only the executors know.
 fn machine_configs(
     config: &EngineConfig,
@@ -433,13 +495,14 @@ fn first_status(config: &ReplicaConfig) -> ReplicaStatus {
         epoch: config.epoch,
         state: ReplicaState::Frozen,
         load: Load::default(),
+        generation: FIRST,
         slots: config.slots,
         block_size_tokens: config.block_size_tokens,
         context_tokens_max: config.context_tokens_max,
     }
 }
 
-fn after(duration: Duration) -> std::time::Instant {
+pub(crate) fn after(duration: Duration) -> std::time::Instant {
     let now = std::time::Instant::now();
     now.checked_add(StdDuration::from_nanos(duration.0)).unwrap_or(now + StdDuration::from_secs(u64::from(u32::MAX)))
 }

@@ -6,17 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use penstock_base::{CancelCause, Instant, ReplicaEpoch, ReplicaId, RequestId};
-use penstock_policy_api::Policies;
 use penstock_sched::gateway::{
     DeliveryEvent, Gateway, GatewayConfig, GatewayEffect, GatewayEffects, GatewayEvent, GatewayInput, ReplicaFacts,
 };
 use penstock_sched::message::{FromReplica, ToReplica};
 
-use crate::config::Machine;
 use crate::context::RequestContext;
 use crate::executor_loop::panic_text;
 use crate::mailbox::{Lane, PushError};
 use crate::outputs::{self, OutputWake};
+use crate::policies::machine::MachineSeats;
+use crate::policies::order::PolicyOrder;
+use crate::policies::seats::{Machine, PreparedPolicies};
 use crate::replica_wake::{self, FreezeCause, ReplicaWake};
 use crate::stream::StreamWriter;
 use crate::wiring::Wiring;
@@ -31,13 +32,15 @@ pub(crate) const DELIVERY: Lane = Lane(2);
 pub(crate) const REPLICAS: Lane = Lane(3);
 /// Replicas that come and go, drain, shutdown.
 pub(crate) const CONTROL: Lane = Lane(4);
+/// Orders about policies: of one activation, and what is left of one that was given up.
+pub(crate) const POLICIES: Lane = Lane(5);
 
 /// Turns of one replica that may wait here.
 const TURNS_PER_REPLICA: usize = 256;
 
 /// Bounds of the lanes.
-pub(crate) fn lanes(requests_max: usize, replicas: usize) -> [usize; 5] {
-    [requests_max, 6 * requests_max, 3 * requests_max, TURNS_PER_REPLICA * replicas, 16 + 8 * replicas]
+pub(crate) fn lanes(requests_max: usize, replicas: usize) -> [usize; 6] {
+    [requests_max, 6 * requests_max, 3 * requests_max, TURNS_PER_REPLICA * replicas, 16 + 8 * replicas, 8]
 }
 
 /// Why the gateway loop wakes up.
@@ -54,6 +57,8 @@ pub(crate) enum GatewayWake {
     ReplicaUp(ReplicaFacts),
     /// A replica is gone with everything on it; `lost` when it will not come back in this process.
     ReplicaDown { replica: ReplicaId, epoch: ReplicaEpoch, lost: bool },
+    /// Something about policies.
+    Policies(PolicyOrder),
     /// Nothing new enters.
     Drain,
     /// Everything ends.
@@ -66,7 +71,7 @@ pub(crate) enum GatewayWake {
 pub(crate) struct GatewayLoop {
     wiring: Arc<Wiring>,
     machine: Gateway,
-    policies: Box<dyn Policies + Send>,
+    seats: MachineSeats,
     effects: GatewayEffects,
     /// Messages of the step that is being carried out. Sent last: clients hear of a placement before the replica does, so that no text
     /// can overtake it.
@@ -89,13 +94,13 @@ struct Tracked {
 }
 
 impl GatewayLoop {
-    pub fn new(wiring: Arc<Wiring>, config: GatewayConfig) -> Self {
-        let policies = wiring.build_policies(Machine::Gateway);
+    pub fn new(wiring: Arc<Wiring>, config: GatewayConfig, policies: Box<dyn PreparedPolicies>) -> Self {
+        let seats = MachineSeats::new(Arc::clone(&wiring), Machine::Gateway, policies);
         let machine = Gateway::new(config, wiring.clock.now());
         Self {
             wiring,
             machine,
-            policies,
+            seats,
             effects: GatewayEffects::new(),
             sends: Vec::new(),
             requests: HashMap::new(),
@@ -129,6 +134,8 @@ impl GatewayLoop {
     fn serve(&mut self) {
         let wiring = Arc::clone(&self.wiring);
         let mut wakes = Vec::new();
+        // Which set decides is an input like any other, the first one too.
+        self.step(GatewayInput::Policies(self.seats.generation()));
         loop {
             let wake_at = self.machine.next_wake().min(self.stop_at.unwrap_or(Instant::NEVER));
             wiring.gateway.take_all(&mut wakes, wiring.clock.wake_at(wake_at));
@@ -155,7 +162,9 @@ impl GatewayLoop {
                     return self.break_down(which);
                 }
             }
-            wiring.board.beat_ns.store(wiring.clock.now().0, Ordering::Relaxed);
+            let now = wiring.clock.now();
+            self.seats.between_steps(now);
+            wiring.board.beat_ns.store(now.0, Ordering::Relaxed);
         }
     }
 
@@ -183,7 +192,21 @@ impl GatewayLoop {
                     self.step(GatewayInput::Replica { replica, epoch, message });
                 }
             }
-            GatewayWake::ReplicaUp(facts) => self.step(GatewayInput::ReplicaUp(facts)),
+            GatewayWake::ReplicaUp(facts) => {
+                self.step(GatewayInput::ReplicaUp(facts));
+                // It may have come up with the set before this one: word of the swap went to the epoch before.
+                if let Some(mailbox) = self.wiring.replica(facts.replica) {
+                    let order = PolicyOrder::Switch(self.seats.generation());
+                    let _ = mailbox.push_latest(replica_wake::GENERATION, ReplicaWake::Policies(order));
+                }
+            }
+            GatewayWake::Policies(PolicyOrder::Switch(generation)) => {
+                if self.seats.commit(generation) {
+                    tracing::info!(generation = generation.0, "another policy set is in force");
+                    self.step(GatewayInput::Policies(generation));
+                }
+            }
+            GatewayWake::Policies(order) => self.seats.obey(order, true),
             GatewayWake::ReplicaDown { replica, epoch, lost } => {
                 self.replicas_lost += usize::from(lost);
                 let placed_there =
@@ -233,7 +256,7 @@ impl GatewayLoop {
 
     fn step(&mut self, input: GatewayInput) {
         let mut effects = std::mem::take(&mut self.effects);
-        self.machine.step(self.wiring.clock.now(), input, self.policies.as_mut(), &mut effects);
+        self.machine.step(self.wiring.clock.now(), input, self.seats.policies(), &mut effects);
         for effect in effects.drain(..) {
             self.carry_out(effect);
         }
@@ -302,7 +325,7 @@ impl GatewayLoop {
         }
     }
 
-    fn event(&self, event: GatewayEvent) {
+    fn event(&mut self, event: GatewayEvent) {
         self.wiring.metrics.gateway_event(&event);
         match event {
             GatewayEvent::NoProgress => {
@@ -314,6 +337,7 @@ impl GatewayLoop {
                 tracing::info!("progress resumed");
             }
             GatewayEvent::Stance { level } => tracing::info!(level, "overload stance changed"),
+            GatewayEvent::Fallback { decision, reason } => self.seats.fell_back(decision, reason),
             GatewayEvent::CacheGap { replica } => tracing::warn!(replica = replica.0, "gap in cache events"),
             _ => {}
         }

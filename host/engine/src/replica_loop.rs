@@ -14,20 +14,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use penstock_base::plan::{BatchFailure, Plan, PlanOp, RowDone};
-use penstock_base::{BatchId, Duration, GatewayEpoch, Instant, ReplicaEpoch, RequestId, SeqId, Slot};
+use penstock_base::{BatchId, Duration, GatewayEpoch, Generation, Instant, ReplicaEpoch, RequestId, SeqId, Slot};
 use penstock_exec::{BatchResult, ExecError, RowResult, SampledToken, SlotOpening, Step};
-use penstock_policy_api::Policies;
 use penstock_sched::gateway::ReplicaFacts;
 use penstock_sched::message::{FromReplica, Load, ToReplica};
 use penstock_sched::replica::{Replica, ReplicaConfig, ReplicaEffect, ReplicaEffects, ReplicaEvent, ReplicaInput};
 
-use crate::config::Machine;
 use crate::context::RequestContext;
 use crate::executor_loop::{STEPS, StepOrder, StepOutcome, panic_text};
 use crate::gateway_loop::{self, GatewayWake};
 use crate::latch::Latch;
 use crate::mailbox::Mailbox;
 use crate::outputs::{self, OutputWake, Turn, TurnItem};
+use crate::policies::machine::MachineSeats;
+use crate::policies::order::PolicyOrder;
 use crate::replica_wake::{FreezeCause, ReplicaWake};
 use crate::status::ReplicaState;
 use crate::wiring::Wiring;
@@ -70,7 +70,7 @@ pub(crate) struct ReplicaLoop {
     config: ReplicaConfig,
     gateway: GatewayEpoch,
     life: Life,
-    policies: Box<dyn Policies + Send>,
+    seats: MachineSeats,
     effects: ReplicaEffects,
     requests: HashMap<RequestId, Placed>,
     /// Slots open at the executor; ordered, so that a reset is the same every time.
@@ -101,16 +101,16 @@ impl ReplicaLoop {
         steps: Arc<Mailbox<StepOrder>>,
         config: ReplicaConfig,
         gateway: GatewayEpoch,
+        seats: MachineSeats,
         started: Arc<Latch>,
     ) -> Self {
-        let policies = wiring.build_policies(Machine::Replica(config.replica.0));
         Self {
             wiring,
             steps,
             config,
             gateway,
             life: Life::Frozen,
-            policies,
+            seats,
             effects: ReplicaEffects::new(),
             requests: HashMap::new(),
             slots: BTreeSet::new(),
@@ -158,6 +158,15 @@ impl ReplicaLoop {
                 self.step(ReplicaInput::Tick);
             }
             self.flush();
+            self.between_steps();
+        }
+    }
+
+    /// The moment for snapshots. A panic in it freezes this replica and nothing else.
+    fn between_steps(&mut self) {
+        let now = self.wiring.clock.now();
+        if self.serves() && catch_unwind(AssertUnwindSafe(|| self.seats.between_steps(now))).is_err() {
+            self.freeze_now(FreezeCause::Panic, Some("between two steps"));
         }
     }
 
@@ -194,6 +203,7 @@ impl ReplicaLoop {
         });
         tracing::info!(replica = replica.0, epoch = epoch.0, "replica is ready");
         let _ = self.wiring.gateway.push_waiting(gateway_loop::CONTROL, GatewayWake::ReplicaUp(facts));
+        self.step(ReplicaInput::Policies(self.seats.generation()));
         self.step(ReplicaInput::GatewayUp(self.gateway));
     }
 
@@ -206,8 +216,12 @@ impl ReplicaLoop {
                 if let (ToReplica::Dispatch(dispatch), Some(context)) = (&message, context) {
                     self.admit(context, dispatch.attempt);
                 }
+                if let ToReplica::Policies(generation) = message {
+                    self.follow(generation);
+                }
                 self.step(ReplicaInput::Gateway { gateway: self.gateway, message });
             }
+            ReplicaWake::Policies(order) => self.obey(order),
             ReplicaWake::Computed(outcome) => self.computed(outcome),
             ReplicaWake::Feedback { epoch, inputs } => {
                 if epoch != self.config.epoch {
@@ -235,6 +249,34 @@ impl ReplicaLoop {
         }
     }
 
+    fn obey(&mut self, order: PolicyOrder) {
+        match (&self.life, order) {
+            (Life::Lost, order) => self.seats.leave(order),
+            // One that starts anew sits the set down that is in force then.
+            (Life::Frozen, PolicyOrder::Switch(_)) => {}
+            (Life::Serving(_), PolicyOrder::Switch(generation)) => {
+                if self.follow(generation) {
+                    self.step(ReplicaInput::Policies(generation));
+                }
+            }
+            (life, order) => {
+                let serves = matches!(life, Life::Serving(_));
+                self.seats.obey(order, serves);
+            }
+        }
+    }
+
+    /// Lets the gateway's set take over here. A panic in it freezes this replica and nothing else.
+    fn follow(&mut self, generation: Generation) -> bool {
+        match catch_unwind(AssertUnwindSafe(|| self.seats.follow(generation))) {
+            Ok(changed) => changed,
+            Err(panic) => {
+                self.freeze_now(FreezeCause::Panic, Some(panic_text(panic.as_ref())));
+                false
+            }
+        }
+    }
+
     fn serves(&self) -> bool {
         matches!(self.life, Life::Serving(_))
     }
@@ -256,7 +298,7 @@ impl ReplicaLoop {
         let done = catch_unwind(AssertUnwindSafe(|| {
             let Life::Serving(machine) = &mut self.life else { return };
             let mut effects = std::mem::take(&mut self.effects);
-            machine.step(now, input, self.policies.as_mut(), &mut effects);
+            machine.step(now, input, self.seats.policies(), &mut effects);
             for effect in effects.drain(..) {
                 self.carry_out(effect);
             }
@@ -286,8 +328,10 @@ impl ReplicaLoop {
             }
             ReplicaEffect::Event(event) => {
                 self.wiring.metrics.replica_event(&event);
-                if let ReplicaEvent::Broken(which) = event {
-                    self.freeze.get_or_insert(FreezeCause::Broken(which));
+                match event {
+                    ReplicaEvent::Broken(which) => _ = self.freeze.get_or_insert(FreezeCause::Broken(which)),
+                    ReplicaEvent::Fallback { decision, reason } => self.seats.fell_back(decision, reason),
+                    _ => {}
                 }
             }
         }
@@ -455,6 +499,9 @@ impl ReplicaLoop {
         self.dump(cause, panic, lost);
         self.wiring.metrics.frozen(cause.name());
         self.life = if lost { Life::Lost } else { Life::Frozen };
+        if lost {
+            self.seats.depart();
+        }
         self.requests.clear();
         let state = if lost { ReplicaState::Lost } else { ReplicaState::Frozen };
         self.wiring.board.update_replica(replica, |status| {
@@ -497,6 +544,7 @@ impl ReplicaLoop {
             self.wiring.metrics.frozen(FreezeCause::ExecutorLost.name());
             self.wiring.board.update_replica(replica, |status| status.state = ReplicaState::Lost);
             self.life = Life::Lost;
+            self.seats.depart();
             self.items.push(TurnItem::Down { lost: true });
         } else {
             self.go_on();
@@ -515,7 +563,7 @@ impl ReplicaLoop {
         if self.slots.is_empty() {
             self.resetting = false;
             self.config.epoch = ReplicaEpoch(self.config.epoch.0 + 1);
-            self.policies = self.wiring.build_policies(Machine::Replica(self.config.replica.0));
+            self.seats.restart();
             return self.start();
         }
         self.resetting = true;

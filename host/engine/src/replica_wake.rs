@@ -11,6 +11,7 @@ use crate::context::RequestContext;
 use crate::executor_loop::StepOutcome;
 use crate::mailbox::Lane;
 use crate::outputs;
+use crate::policies::order::PolicyOrder;
 
 /// Dispatches and cancels of the gateway, which does not wait.
 pub(crate) const WORK: Lane = Lane(0);
@@ -24,18 +25,21 @@ pub(crate) const RESULTS: Lane = Lane(3);
 pub(crate) const FREEZE: Lane = Lane(4);
 /// Shutdown.
 pub(crate) const CONTROL: Lane = Lane(5);
+/// Orders about policies: of one activation, and what is left of one that was given up.
+pub(crate) const POLICIES: Lane = Lane(6);
+/// The gateway's generation, for a replica that came up; only the newest counts.
+pub(crate) const GENERATION: Lane = Lane(7);
 
 /// Bounds of the lanes for a replica with this configuration among `replicas`.
-pub(crate) fn lanes(config: &ReplicaConfig, replicas: usize) -> [usize; 6] {
+pub(crate) fn lanes(config: &ReplicaConfig, replicas: usize) -> [usize; 8] {
     // Credit bounds the dispatches under way; each may be cancelled, and so may what runs. This loop takes everything that waits before
     // it hands over a turn, so that feedback cannot outnumber the turns that wait at the output loop, but for the two at its ends and the one that closes
     // an epoch.
     let granted = config.slots as usize + config.ready_window;
-    [4 * granted + 64, 1, outputs::TURNS_PER_REPLICA * replicas + 3, INFLIGHT_MAX + 1, 1, 8]
+    [4 * granted + 64, 1, outputs::TURNS_PER_REPLICA * replicas + 3, INFLIGHT_MAX + 1, 1, 8, 8, 1]
 }
 
 /// Why a replica's loop wakes up.
-#[derive(Debug)]
 pub(crate) enum ReplicaWake {
     /// The gateway says something to this incarnation.
     Gateway { epoch: ReplicaEpoch, message: ToReplica, context: Option<Arc<RequestContext>> },
@@ -47,6 +51,8 @@ pub(crate) enum ReplicaWake {
     Settled { epoch: ReplicaEpoch },
     /// Start anew.
     Freeze { epoch: ReplicaEpoch, cause: FreezeCause },
+    /// Something about policies.
+    Policies(PolicyOrder),
     /// The loop ends.
     Shutdown,
 }

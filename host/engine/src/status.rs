@@ -1,6 +1,6 @@
 //! What the engine says of itself: for readiness and liveness probes, load endpoints and gauges.
 
-use penstock_base::{ReplicaEpoch, ReplicaId};
+use penstock_base::{Generation, ReplicaEpoch, ReplicaId};
 use penstock_sched::message::Load;
 
 /// May this process get traffic, and is it alive?
@@ -38,6 +38,8 @@ pub struct ReplicaStatus {
     pub state: ReplicaState,
     /// Its last report; zeros while it is not ready.
     pub load: Load,
+    /// Generation of the policy set in its seats.
+    pub generation: Generation,
     /// Most sequences in a step.
     pub slots: u32,
     /// Tokens in a block.

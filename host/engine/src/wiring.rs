@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_base::{CancelCause, Duration, Instant, ReplicaId, RequestId};
-use penstock_policy_api::Policies;
 use penstock_sched::gateway::DeliveryEvent;
 
 use crate::clock::Clock;
-use crate::config::{EngineLimits, Machine, PolicySource};
+use crate::config::EngineLimits;
 use crate::gateway_loop::{self, GatewayWake};
 use crate::mailbox::Mailbox;
 use crate::metrics::Metrics;
 use crate::outputs::OutputWake;
 use crate::permit::Permits;
+use crate::policies::machine::PolicyPlane;
 use crate::replica_wake::ReplicaWake;
 use crate::status::{QueueStatus, ReplicaState, ReplicaStatus, Status};
 
@@ -26,7 +26,7 @@ pub(crate) struct Wiring {
     pub metrics: Arc<Metrics>,
     pub board: Board,
     pub limits: EngineLimits,
-    pub policies: PolicySource,
+    pub policies: PolicyPlane,
     /// Longest sequence that every replica takes.
     pub context_tokens_max: u32,
     pub gateway: Mailbox<GatewayWake>,
@@ -35,11 +35,6 @@ pub(crate) struct Wiring {
 }
 
 impl Wiring {
-    /// A fresh set of policies for one machine.
-    pub fn build_policies(&self, machine: Machine) -> Box<dyn Policies + Send> {
-        self.policies.build(machine, self.context_tokens_max)
-    }
-
     /// The mailbox of one replica.
     pub fn replica(&self, replica: ReplicaId) -> Option<&Mailbox<ReplicaWake>> {
         self.replicas.get(replica.0 as usize)

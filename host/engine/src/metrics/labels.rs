@@ -61,12 +61,10 @@ pub fn outcome_labels(outcome: Outcome) -> (&'static str, &'static str) {
     }
 }
 
-/// The name of a fallback's reason code.
-pub(super) fn fallback_label(code: u8) -> &'static str {
-    use FaultKind::{Epoch, Fuel, Memory, Rebuilding, Trap};
+/// Every way in which a proposal can be refused, in the order of their codes.
+pub(crate) const MALFORMED: [Malformed; 18] = {
     use Malformed::*;
-    let faults = [Trap, Fuel, Epoch, Memory, Rebuilding].map(FallbackReason::Fault);
-    let malformed = [
+    [
         RowOutOfRange,
         RowTwice,
         TooManyRows,
@@ -86,7 +84,13 @@ pub(super) fn fallback_label(code: u8) -> &'static str {
         TooManyActions,
         UnknownAction,
     ]
-    .map(FallbackReason::Malformed);
+};
+
+/// The name of a fallback's reason code.
+pub(super) fn fallback_label(code: u8) -> &'static str {
+    use FaultKind::{Epoch, Fuel, Memory, Rebuilding, Trap};
+    let faults = [Trap, Fuel, Epoch, Memory, Rebuilding].map(FallbackReason::Fault);
+    let malformed = MALFORMED.map(FallbackReason::Malformed);
     let all = std::iter::once(FallbackReason::NoOpinion).chain(faults).chain(malformed);
     all.into_iter().find(|reason| reason.code() == code).map_or("other", FallbackReason::name)
 }
@@ -119,5 +123,6 @@ mod tests {
         assert_eq!(fallback_label(1), FaultKind::Trap.name());
         assert_eq!(fallback_label(16 + Malformed::UnknownAction as u8), Malformed::UnknownAction.name());
         assert_eq!(fallback_label(15), "other");
+        assert!(MALFORMED.iter().enumerate().all(|(at, why)| at == *why as usize));
     }
 }

@@ -6,18 +6,24 @@
 mod labels;
 mod table;
 
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
 use prometheus::core::Collector;
 use prometheus::{
-    Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
 };
 
 use penstock_base::{CancelCause, Duration, Generation, Outcome};
+use penstock_policy_api::Decision;
 use penstock_sched::gateway::GatewayEvent;
 use penstock_sched::replica::ReplicaEvent;
 
+use crate::policies::seats::Machine;
 use crate::status::{ReplicaState, Status};
 
+pub(crate) use labels::MALFORMED;
 pub use labels::outcome_labels;
 use labels::{admission_outcome, fallback_label};
 pub use table::{DEFINITIONS, Definition, Kind, describe, describe_all};
@@ -47,6 +53,11 @@ pub struct Metrics {
     verdicts: IntCounterVec,
     ended: IntCounterVec,
     fallbacks: IntCounterVec,
+    policy_calls: HistogramVec,
+    policy_swaps: HistogramVec,
+    policy_activations: IntCounterVec,
+    /// Policies that are a label.
+    policy_names: Mutex<BTreeSet<String>>,
     generation: IntGauge,
     overload_level: IntGauge,
     kv_blocks: IntGaugeVec,
@@ -74,6 +85,9 @@ pub struct Metrics {
     repeated_tokens: IntCounter,
     diverged: IntCounter,
 }
+
+/// Names of policies that become a label; each is a time series of every seat that it sits in.
+const POLICY_NAMES_MAX: usize = 64;
 
 /// Makes metrics from definitions and registers them.
 struct Maker<'a> {
@@ -118,6 +132,11 @@ impl Maker<'_> {
         let opts = HistogramOpts::from(self.opts(definition)).buckets(definition.buckets.to_vec());
         self.add(Histogram::with_opts(opts))
     }
+
+    fn histograms(&self, definition: &Definition) -> HistogramVec {
+        let opts = HistogramOpts::from(self.opts(definition)).buckets(definition.buckets.to_vec());
+        self.add(HistogramVec::new(opts, definition.labels))
+    }
 }
 
 impl Metrics {
@@ -148,6 +167,10 @@ impl Metrics {
             verdicts: make.counters(&t::VERDICTS),
             ended: make.counters(&t::ENDED),
             fallbacks: make.counters(&t::FALLBACKS),
+            policy_calls: make.histograms(&t::POLICY_CALLS),
+            policy_swaps: make.histograms(&t::POLICY_SWAPS),
+            policy_activations: make.counters(&t::POLICY_ACTIVATIONS),
+            policy_names: Mutex::default(),
             generation: make.gauge(&t::GENERATION),
             overload_level: make.gauge(&t::OVERLOAD_LEVEL),
             kv_blocks: make.gauges(&t::KV_BLOCKS),
@@ -277,8 +300,31 @@ impl Metrics {
         self.fallbacks.with_label_values(&[decision.unwrap_or("other"), fallback_label(reason)]).inc();
     }
 
-    pub(crate) fn placed(&self, generation: Generation) {
+    /// Another policy set is in force at the gateway.
+    pub(crate) fn policy_generation(&self, generation: Generation) {
         self.generation.set(signed(generation.0));
+    }
+
+    /// A machine stood still for `pause` while the next policy set took over.
+    pub(crate) fn policy_swapped(&self, machine: Machine, pause: Duration) {
+        let machine = match machine {
+            Machine::Gateway => "gateway",
+            Machine::Replica(_) => "replica",
+        };
+        self.policy_swaps.with_label_values(&[machine]).observe(seconds(pause));
+    }
+
+    /// What became of an attempt to put another policy set in force.
+    pub(crate) fn policy_activation(&self, outcome: &'static str) {
+        self.policy_activations.with_label_values(&[outcome]).inc();
+    }
+
+    /// Times of one policy's answers. Policies name themselves, so that only so many names become a label.
+    pub(crate) fn policy_calls(&self, decision: Decision, policy: &str) -> Histogram {
+        let mut names = self.policy_names.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_shown = names.contains(policy) || names.len() < POLICY_NAMES_MAX && names.insert(policy.to_owned());
+        let policy = if is_shown { policy } else { "other" };
+        self.policy_calls.with_label_values(&[decision.name(), policy])
     }
 
     pub(crate) fn frozen(&self, cause: &'static str) {
@@ -387,7 +433,6 @@ mod tests {
     use penstock_base::Refusal;
     use penstock_base::{ReplicaEpoch, ReplicaId};
     use penstock_sched::message::Load;
-    use std::collections::BTreeSet;
 
     fn quiet() -> Status {
         Status {
@@ -410,6 +455,7 @@ mod tests {
             (&metrics.verdicts, &["admit"][..]),
             (&metrics.ended, &["stop", ""][..]),
             (&metrics.fallbacks, &["routing", "0"][..]),
+            (&metrics.policy_activations, &["activated"][..]),
             (&metrics.freezes, &["panic"][..]),
             (&metrics.submit_refused, &["requests"][..]),
             (&metrics.stale_inputs, &["gateway"][..]),
@@ -417,6 +463,8 @@ mod tests {
         ] {
             family.with_label_values(labels).inc();
         }
+        metrics.policy_calls(Decision::Routing, "best");
+        metrics.policy_swapped(Machine::Gateway, Duration(1));
         let page = metrics.render(&quiet());
         let made: BTreeSet<_> =
             page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
@@ -436,6 +484,18 @@ mod tests {
     }
 
     #[test]
+    fn only_so_many_policies_are_a_label() {
+        let metrics = Metrics::new("demo");
+        for which in 0..POLICY_NAMES_MAX + 5 {
+            metrics.policy_calls(Decision::Routing, &format!("policy-{which}")).observe(0.1);
+        }
+        let page = metrics.render(&quiet());
+        let counts = "penstock_policy_call_duration_seconds_count{decision=\"routing\",model_name=\"demo\",policy=";
+        assert_eq!(page.lines().filter(|line| line.starts_with(counts)).count(), POLICY_NAMES_MAX + 1);
+        assert!(page.contains(&format!("{counts}\"other\"}} 5")), "{page}");
+    }
+
+    #[test]
     fn the_states_of_blocks_sum_up_to_the_pool() {
         let load = Load {
             total_blocks: 100,
@@ -451,6 +511,7 @@ mod tests {
             epoch: ReplicaEpoch(1),
             state: ReplicaState::Ready,
             load: Load { reserved_blocks: 12, ..load },
+            generation: Generation(1),
             slots: 8,
             block_size_tokens: 16,
             context_tokens_max: 100,

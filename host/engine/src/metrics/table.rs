@@ -44,6 +44,15 @@ impl Definition {
     pub const fn histogram(name: &'static str, help: &'static str, buckets: &'static [f64]) -> Self {
         Self { name, kind: Kind::Histogram, help, labels: &[], buckets }
     }
+    /// A histogram for each of some labels.
+    pub const fn histograms(
+        name: &'static str,
+        help: &'static str,
+        labels: &'static [&'static str],
+        buckets: &'static [f64],
+    ) -> Self {
+        Self { name, kind: Kind::Histogram, help, labels, buckets }
+    }
 }
 
 /// First-token times: vLLM's buckets.
@@ -61,6 +70,25 @@ const REQUEST_S: &[f64] = &[
 const STEP_S: &[f64] = &[
     0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0,
     2.0, 5.0,
+];
+/// One call of a policy, and one swap.
+const CALL_S: &[f64] = &[
+    0.000_000_2,
+    0.000_000_5,
+    0.000_001,
+    0.000_002,
+    0.000_005,
+    0.000_01,
+    0.000_02,
+    0.000_05,
+    0.000_1,
+    0.000_2,
+    0.000_5,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.1,
 ];
 /// Powers of two up to the largest step.
 const COUNTS: &[f64] = &[
@@ -139,7 +167,25 @@ table! {
         "Questions that the native default answered because the policy's answer was not usable.",
         &["decision", "reason"],
     );
-    GENERATION = Definition::gauge("penstock_policy_generation", "Generation of the policy set that placed the last request.", &[]);
+    POLICY_CALLS = Definition::histograms(
+        "penstock_policy_call_duration_seconds",
+        "Time inside a policy for one question.",
+        &["decision", "policy"],
+        CALL_S,
+    );
+    POLICY_SWAPS = Definition::histograms(
+        "penstock_policy_swap_duration_seconds",
+        "Time for which a machine stood still while the next policy set took over.",
+        &["machine"],
+        CALL_S,
+    );
+    POLICY_ACTIVATIONS = Definition::counter(
+        "penstock_policy_activations_total",
+        "Attempts to put a policy set in force: activated, refused, timed_out, not_running; and native_in_place where a replica that \
+         started anew could not make its set again.",
+        &["outcome"],
+    );
+    GENERATION = Definition::gauge("penstock_policy_generation", "Generation of the policy set in force at the gateway.", &[]);
     OVERLOAD_LEVEL = Definition::gauge("penstock_overload_level", "Level of the overload stance in force, 0 to 4.", &[]);
     KV_BLOCKS = Definition::gauge("penstock_kv_blocks", "KV blocks of all replicas by state.", &["state"]);
     KV_RESERVED = Definition::gauge(

@@ -21,7 +21,7 @@ use penstock_model::Namespace;
 use penstock_sched::message::Usage;
 
 pub use executor::{Control, FakeExecutor, Fault, Sizes};
-pub use policies::{FusedPolicies, OptimisticPolicies, PanickingPolicies};
+pub use policies::{FusedPolicies, Nonsense, OptimisticPolicies, PanickingPolicies};
 
 /// Token ids are below this.
 pub const VOCABULARY: u32 = 64;

@@ -7,7 +7,7 @@ use penstock_base::Generation;
 use penstock_policy_api::native::{Bounded, NativePolicies};
 use penstock_policy_api::{
     AdmissionDeclaration, AdmissionPolicy, Answer, Call, Context, EvictionPolicy, FairnessPolicy, OverloadPolicy,
-    Policies, Policy, RequestRecord, RoutingPolicy, Terms, Verdict,
+    Placement, Policies, Policy, RequestRecord, RoutingDeclaration, RoutingPolicy, RoutingQuestion, Terms, Verdict,
 };
 
 /// The native set, but admission reserves a quarter of the output: what runs outgrows the pool and is preempted.
@@ -93,7 +93,7 @@ impl Policies for PanickingPolicies {
     }
 }
 
-/// The native set, which panics in one question about fairness and never again.
+/// The native set, which panics in one question about fairness or eviction and never again.
 pub struct FusedPolicies {
     native: NativePolicies,
     /// Questions left before the panic; shared by all sets of a machine.
@@ -122,9 +122,65 @@ impl Policies for FusedPolicies {
         self.native.fairness()
     }
     fn eviction(&mut self) -> &mut dyn EvictionPolicy {
+        assert!(self.fuse.fetch_sub(1, Ordering::Relaxed) != 0, "the test wants a panic");
         self.native.eviction()
     }
     fn overload(&mut self) -> &mut dyn OverloadPolicy {
         self.native.overload()
+    }
+}
+
+/// The native set, but routing names a row that is not there.
+pub struct Nonsense {
+    native: NativePolicies,
+    routing: NonsenseRouting,
+}
+
+struct NonsenseRouting(RoutingDeclaration);
+
+impl Nonsense {
+    /// A fresh set.
+    pub fn new() -> Self {
+        let mut native = NativePolicies::new(Generation(0), 4_096);
+        let mut declaration = native.routing().describe().clone();
+        declaration.terms.name = "nonsense".into();
+        Self { native, routing: NonsenseRouting(declaration) }
+    }
+}
+
+impl Policies for Nonsense {
+    fn generation(&self) -> Generation {
+        self.native.generation()
+    }
+    fn admission(&mut self) -> &mut dyn AdmissionPolicy {
+        self.native.admission()
+    }
+    fn routing(&mut self) -> &mut dyn RoutingPolicy {
+        &mut self.routing
+    }
+    fn fairness(&mut self) -> &mut dyn FairnessPolicy {
+        self.native.fairness()
+    }
+    fn eviction(&mut self) -> &mut dyn EvictionPolicy {
+        self.native.eviction()
+    }
+    fn overload(&mut self) -> &mut dyn OverloadPolicy {
+        self.native.overload()
+    }
+}
+
+impl Policy for NonsenseRouting {
+    fn terms(&self) -> &Terms {
+        &self.0.terms
+    }
+}
+
+impl RoutingPolicy for NonsenseRouting {
+    fn describe(&self) -> &RoutingDeclaration {
+        &self.0
+    }
+    fn decide(&mut self, _: &Call, _: &RoutingQuestion<'_>, ranked: &mut Vec<u32>) -> Answer<Placement> {
+        ranked.push(77);
+        Answer::Proposal(Placement::Place { wait_us: 0, colocate: false })
     }
 }
