@@ -90,7 +90,7 @@ impl ServeArgs {
     /// # Errors
     /// Every fault of both.
     pub fn effective(&self) -> Result<Config, Faults> {
-        let mut config = crate::config::read(self.config.as_deref())?;
+        let (mut config, mut faults) = crate::config::read(self.config.as_deref());
         let args = self.clone();
         set(&mut config.model.path, args.model);
         set(&mut config.server.listen, args.listen);
@@ -103,7 +103,7 @@ impl ServeArgs {
         config.server.admin_listen = args.admin_listen.or(config.server.admin_listen);
         config.server.keys = args.keys.or(config.server.keys);
         config.name_all_classes();
-        let faults = config.check();
+        faults.extend(config.check());
         if faults.is_empty() { Ok(config) } else { Err(faults) }
     }
 }

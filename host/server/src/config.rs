@@ -10,24 +10,26 @@ pub use sections::{ClassConfig, Config, ObjectiveConfig};
 
 use std::path::Path;
 
-/// Reads a file, or the defaults when there is none.
-///
-/// # Errors
-/// Every fault of the file: syntax, unknown keys, wrong types, values out of range.
-pub fn read(path: Option<&Path>) -> Result<Config, Faults> {
-    let Some(path) = path else { return Ok(Config::default()) };
-    let text = std::fs::read_to_string(path)
-        .map_err(|fault| Faults::one(format!("{}: {fault}: is the path right?", path.display())))?;
-    parse(&text).map_err(|faults| faults.in_file(path))
+/// Reads a file, or the defaults when there is none, with everything that is wrong with its form. Values are checked by
+/// [`Config::check`], once flags have had their say.
+pub fn read(path: Option<&Path>) -> (Config, Faults) {
+    let Some(path) = path else { return (Config::default(), Faults::default()) };
+    match std::fs::read_to_string(path) {
+        Ok(text) => {
+            let (config, faults) = parse(&text);
+            (config, faults.in_file(path))
+        }
+        Err(fault) => {
+            let fault = format!("{}: {fault}: is the path right?", path.display());
+            (Config::default(), Faults::one(fault))
+        }
+    }
 }
 
 /// Parses the text of a file.
-///
-/// # Errors
-/// As for [`read`].
-pub fn parse(text: &str) -> Result<Config, Faults> {
-    let table: toml::Table = text.parse().map_err(|fault: toml::de::Error| Faults::one(fault.to_string()))?;
-    let (config, mut faults) = check::sections(table);
-    faults.extend(config.check());
-    if faults.is_empty() { Ok(config) } else { Err(faults) }
+pub fn parse(text: &str) -> (Config, Faults) {
+    match text.parse::<toml::Table>() {
+        Ok(table) => check::sections(table),
+        Err(fault) => (Config::default(), Faults::one(fault.to_string())),
+    }
 }

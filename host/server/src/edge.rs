@@ -10,6 +10,7 @@ mod error;
 mod fields;
 mod generate;
 mod idempotency;
+mod outgoing;
 mod probes;
 mod prompt;
 mod refusals;

@@ -10,12 +10,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::config::Config;
+use crate::deployment;
 use crate::edge::{self, App, Listener, Timeouts};
 use crate::machines;
-use crate::deployment;
 use crate::tenants::{Identity, Tenants};
 
-/// After a drain: how long connections may take to close.
+/// After a drain: how long connections may take to close at least, when nothing of the grace is left.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
 /// Runs the server to its end.
@@ -93,11 +93,14 @@ async fn serve(app: Arc<App>, listeners: Listeners, start: Instant) -> Result<()
         serving.spawn(edge::serve(listener, edge::admin(Arc::clone(&app)), 16, timeouts, stopped));
     }
     signals.until_stop(&app).await;
+    let grace = Duration::from_secs(app.config.server.drain_grace_s);
+    let until = Instant::now() + grace;
     drain(&app).await?;
     // Only now does the listener close: while draining, probes and new callers are told so.
     stop.send_replace(true);
     let closing = async { while serving.join_next().await.is_some() {} };
-    if tokio::time::timeout(CLOSE_GRACE, closing).await.is_err() {
+    let left = until.saturating_duration_since(Instant::now()).max(CLOSE_GRACE);
+    if tokio::time::timeout(left, closing).await.is_err() {
         tracing::warn!("some connections did not close in time");
     }
     Ok(())

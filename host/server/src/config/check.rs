@@ -168,7 +168,13 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::parse;
+    use crate::config::{Config, Faults};
+
+    fn parse(text: &str) -> Result<Config, Faults> {
+        let (config, mut faults) = crate::config::parse(text);
+        faults.extend(config.check());
+        if faults.is_empty() { Ok(config) } else { Err(faults) }
+    }
 
     #[test]
     fn every_fault_of_a_file_is_named_at_once() {

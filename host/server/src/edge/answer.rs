@@ -17,6 +17,8 @@ pub struct Answer {
     pub echoes: Vec<String>,
     n: usize,
     streams: Vec<Option<EventStream>>,
+    /// Streams that have ended and whose client may not have everything yet: they count in the engine's bounds until they are dropped.
+    ended: Vec<EventStream>,
     /// Where polling starts: streams take turns.
     turn: usize,
     usage: Usage,
@@ -55,6 +57,7 @@ impl Answer {
             envelope,
             echoes,
             n: usize::from(n),
+            ended: Vec::with_capacity(streams.len()),
             streams: streams.into_iter().map(Some).collect(),
             turn: 0,
             usage: Usage::default(),
@@ -117,12 +120,11 @@ impl Answer {
         self.usage.prompt_tokens += usage.prompt_tokens;
         self.usage.cached_tokens += usage.cached_tokens;
         self.usage.output_tokens += usage.output_tokens;
-        self.fault = self.fault.take().or_else(|| ApiError::of_outcome(outcome, retry_after_ms));
-        if let Some(mut stream) = self.streams[prompt].take() {
-            stream.acknowledge();
-        }
-        if self.fault.is_some() {
+        self.ended.extend(self.streams[prompt].take());
+        let fault = ApiError::of_outcome(outcome, retry_after_ms);
+        if self.fault.is_none() && fault.is_some() {
             // The call has failed: its other prompts would be computed for nobody.
+            self.fault = fault;
             self.cancel(CancelCause::Client);
         }
     }
@@ -152,6 +154,11 @@ impl Answer {
     /// Ends what still runs.
     pub fn cancel(&self, cause: CancelCause) {
         self.streams.iter().flatten().for_each(|stream| stream.cancel(cause));
+    }
+
+    /// The terminal event is out.
+    pub fn acknowledge(&mut self) {
+        self.ended.iter_mut().for_each(EventStream::acknowledge);
     }
 
     /// The first bytes go out.

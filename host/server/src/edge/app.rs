@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use penstock_engine::Engine;
 use penstock_model::Model;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::ApiError;
 use super::idempotency::Idempotency;
@@ -13,7 +13,7 @@ use super::refusals::Refusals;
 use crate::config::Config;
 use crate::tenants::{Identity, Tenants};
 
-/// Texts shorter than this are tokenised where they are: moving them would take longer.
+/// Input shorter than this is parsed and tokenised where it is: moving it would take longer.
 const INLINE_BYTES: usize = 8 << 10;
 
 /// The edge's state. Shared by reference; everything that changes is behind its own lock.
@@ -41,7 +41,8 @@ pub struct App {
     /// Unix time at start, in seconds.
     pub started_s: u64,
     tenants: RwLock<Arc<Tenants>>,
-    tokenising: Semaphore,
+    /// Turns for work that is too long for a worker.
+    aside: Semaphore,
     /// No token stands for more bytes: what is longer than the context times this can never fit.
     token_bytes_max: usize,
 }
@@ -68,7 +69,7 @@ impl App {
             started_s: unix_s(),
             tenants: RwLock::new(Arc::new(tenants)),
             // One core stays with the model.
-            tokenising: Semaphore::new(2),
+            aside: Semaphore::new(2),
             engine,
             model,
             model_name,
@@ -88,6 +89,15 @@ impl App {
         *self.tenants.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tenants);
     }
 
+    /// A place among the requests at once.
+    ///
+    /// # Errors
+    /// 429 when there is none.
+    pub fn slot(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let slot = Arc::clone(&self.requests).try_acquire_owned();
+        slot.map_err(|_| ApiError::edge_full("requests at once (http.requests_max)"))
+    }
+
     /// Refuses a text that can never fit, by its length alone.
     ///
     /// # Errors
@@ -103,7 +113,7 @@ impl App {
         Ok(())
     }
 
-    /// Runs tokenising work on `bytes` of text: at once when short, else on a thread of its own, two at a time.
+    /// Runs tokenising work on `bytes` of text, as [`App::apart`] does.
     ///
     /// # Errors
     /// Those of the work.
@@ -113,13 +123,25 @@ impl App {
         work: impl FnOnce(&Model) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         self.check_length(bytes)?;
-        if bytes < INLINE_BYTES {
-            return work(&self.model);
-        }
-        let _turn = self.tokenising.acquire().await.map_err(|_| ApiError::internal("the tokeniser is gone"))?;
         let model = Arc::clone(&self.model);
-        let done = tokio::task::spawn_blocking(move || work(&model)).await;
-        done.map_err(|_| ApiError::internal("the tokeniser failed"))?
+        self.apart(bytes, move || work(&model)).await
+    }
+
+    /// Runs work on `bytes` of input: at once when short, else on a thread of its own, two at a time.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub async fn apart<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if bytes < INLINE_BYTES {
+            return work();
+        }
+        let _turn = self.aside.acquire().await.map_err(|_| ApiError::internal("the server is going away"))?;
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|_| ApiError::internal("reading the request failed"))?
     }
 
     /// Class settings by rank.

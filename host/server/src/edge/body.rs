@@ -10,12 +10,24 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::app::App;
 use super::error::ApiError;
+use super::fields::Fields;
 
 /// A body and its share of the pending bytes, given back when dropped.
 pub struct Held {
     /// The bytes.
     pub bytes: Bytes,
     _share: Option<OwnedSemaphorePermit>,
+}
+
+impl Held {
+    /// The body as an object; a long one is parsed off the workers.
+    ///
+    /// # Errors
+    /// 400 for what is not a JSON object.
+    pub async fn fields(&self, app: &App) -> Result<Fields, ApiError> {
+        let bytes = self.bytes.clone();
+        app.apart(bytes.len(), move || Fields::parse(&bytes)).await
+    }
 }
 
 /// Reads the whole body.

@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Response, header};
 use axum::response::IntoResponse as _;
+use bytes::Bytes;
 use penstock_base::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -21,7 +22,7 @@ use super::prompt::{self, Prompt};
 use super::sampling::Generation;
 use super::shape::{Api, Choice, Envelope};
 use super::stalled::GivenUp;
-use super::{body, sse, submit};
+use super::{body, outgoing, sse, submit};
 
 /// A parsed call.
 struct Call {
@@ -67,8 +68,7 @@ async fn handle(
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
     let caller = Caller::of(&app, &headers)?;
-    let slot = Arc::clone(&app.requests).try_acquire_owned();
-    let slot = slot.map_err(|_| ApiError::edge_full("requests at once (http.requests_max)"))?;
+    let slot = app.slot()?;
     let held = body::read(&app, body).await?;
     let arrived = app.engine.clock().now();
     let claim = match &caller.idempotency_key {
@@ -78,7 +78,7 @@ async fn handle(
         },
         None => None,
     };
-    let mut fields = Fields::parse(&held.bytes)?;
+    let mut fields = held.fields(&app).await?;
     let call = parse(&app, api, &mut fields).await?;
     drop((fields, held));
     answer(&app, &caller, call, arrived, Held { slot, claim, given_up }).await
@@ -164,7 +164,7 @@ async fn answer(
             Some(fault) => Err(fault),
             None => Ok(stream(app, answer, first, &call, held)),
         },
-        None => whole(answer, held.claim).await,
+        None => whole(answer, held).await,
     };
     if let Err(fault) = &response
         && matches!(fault.status.as_u16(), 429 | 503)
@@ -203,17 +203,20 @@ fn nothing(envelope: Envelope, call: &Call, echoes: Vec<String>) -> Response<Bod
     axum::Json(envelope.whole(&choices, &[], &usage)).into_response()
 }
 
-async fn whole(mut answer: Answer, claim: Option<Claim>) -> Result<Response<Body>, ApiError> {
+async fn whole(mut answer: Answer, held: Held) -> Result<Response<Body>, ApiError> {
     let echoes: Vec<usize> = answer.echoes.iter().map(|echo| echo.chars().count()).collect();
     let choices = answer.collect().await?;
     let body = answer.envelope.whole(&choices, &echoes, answer.usage()).to_string();
-    if let Some(claim) = claim {
+    if let Some(claim) = held.claim {
         claim.answered(body.as_bytes());
     }
-    let mut response = Response::new(Body::from(body));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    decorate(&mut response, &answer);
-    Ok(response)
+    let mut head = Response::new(());
+    decorate(&mut head, &answer);
+    let headers = head.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+    let body = outgoing::body(Bytes::from(body), answer, held.slot);
+    Ok(head.map(|()| body))
 }
 
 fn stream(app: &App, answer: Answer, first: Part, call: &Call, held: Held) -> Response<Body> {

@@ -11,6 +11,7 @@ use super::fields::Fields;
 
 const ROLES: &[&str] = &["system", "developer", "user", "assistant"];
 const MESSAGES_MAX: usize = 4_096;
+const TEMPLATE_KWARGS_BYTES_MAX: usize = 16 << 10;
 
 /// One tokenised prompt.
 #[derive(Clone, Debug)]
@@ -37,14 +38,26 @@ pub async fn chat(app: &App, body: &mut Fields) -> Result<Prompt, ApiError> {
     let mut bytes = 0;
     let messages = messages.into_iter().enumerate().map(|(at, message)| {
         let message = message_of(at, message)?;
-        bytes += message["content"].as_str().map_or(0, str::len);
+        bytes += message
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter_map(|(_, value)| value.as_str())
+            .map(str::len)
+            .sum::<usize>();
         Ok(message)
     });
     let messages = Value::Array(messages.collect::<Result<_, ApiError>>()?);
+    let variables = body.object("chat_template_kwargs")?.map(Fields::rest).unwrap_or_default();
+    let size = serde_json::to_string(&variables).map_or(usize::MAX, |text| text.len());
+    if size > TEMPLATE_KWARGS_BYTES_MAX {
+        let message = format!("`chat_template_kwargs` has at most {TEMPLATE_KWARGS_BYTES_MAX} bytes");
+        return Err(ApiError::bad_field("chat_template_kwargs", message));
+    }
     let options = ChatOptions {
         add_generation_prompt: body.flag("add_generation_prompt")?.unwrap_or(true),
         tools: None,
-        variables: body.object("chat_template_kwargs")?.map(Fields::rest).unwrap_or_default(),
+        variables,
         now: Some(CivilTime::from_unix_seconds(unix_s() as i64)),
     };
     app.tokenise(bytes, move |model| {

@@ -21,12 +21,15 @@ pub struct Refusals {
 impl Refusals {
     /// Was this tenant refused this prompt within the last minute?
     pub fn is_recent(&self, tenant: TenantId, prompt: &[u32]) -> bool {
+        // Hashed outside the lock: a prompt may be long.
+        let hash = self.hash.hash_one((tenant, prompt));
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        !seen.is_empty() && seen.get(&self.hash.hash_one((tenant, prompt))).is_some_and(|at| at.elapsed() < REMEMBERED)
+        seen.get(&hash).is_some_and(|at| at.elapsed() < REMEMBERED)
     }
 
     /// Remembers a refusal.
     pub fn remember(&self, tenant: TenantId, prompt: &[u32]) {
+        let hash = self.hash.hash_one((tenant, prompt));
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.len() >= ENTRIES_MAX {
             seen.retain(|_, at| at.elapsed() < REMEMBERED);
@@ -34,7 +37,7 @@ impl Refusals {
         if seen.len() >= ENTRIES_MAX {
             seen.clear();
         }
-        seen.insert(self.hash.hash_one((tenant, prompt)), Instant::now());
+        seen.insert(hash, Instant::now());
     }
 }
 

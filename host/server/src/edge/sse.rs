@@ -131,6 +131,7 @@ impl Writer {
                 return Some(bytes);
             }
             if self.done {
+                self.answer.acknowledge();
                 return None;
             }
             match tokio::time::timeout(self.heartbeat, self.answer.next()).await {

@@ -77,7 +77,7 @@ pub fn submit(
 
 fn of_submit(fault: SubmitError) -> ApiError {
     match fault {
-        SubmitError::Busy => ApiError::edge_full("requests in flight"),
+        SubmitError::Busy => ApiError::edge_full("requests in flight or bytes of prompts"),
         SubmitError::Draining => ApiError::not_ready("draining", "the server is shutting down"),
         SubmitError::NotRunning => ApiError::not_ready("not_running", "the engine does not run"),
         SubmitError::Invalid(fault) => ApiError::malformed(fault.to_string()),

@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 use super::app::App;
 use super::caller::Caller;
 use super::error::ApiError;
-use super::fields::Fields;
 use super::{body, prompt};
 
 fn card(app: &App) -> Value {
@@ -44,8 +43,9 @@ pub async fn model(
 /// `POST /tokenize`: `{"prompt": ".."}` or `{"messages": [..]}` to ids.
 pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Json<Value>, ApiError> {
     Caller::of(&app, &headers)?;
+    let _slot = app.slot()?;
     let held = body::read(&app, body).await?;
-    let mut fields = Fields::parse(&held.bytes)?;
+    let mut fields = held.fields(&app).await?;
     let specials = fields.flag("add_special_tokens")?.unwrap_or(true);
     let ids: Vec<u32> = match fields.text("prompt")? {
         Some(text) => {
@@ -68,13 +68,15 @@ pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Bod
 /// `POST /detokenize`: `{"tokens": [..]}` to text.
 pub async fn detokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Json<Value>, ApiError> {
     Caller::of(&app, &headers)?;
+    let _slot = app.slot()?;
     let held = body::read(&app, body).await?;
-    let mut fields = Fields::parse(&held.bytes)?;
+    let mut fields = held.fields(&app).await?;
     let tokenizer = app.model.tokenizer();
     let vocabulary = tokenizer.vocab_len() as u64;
     let bad = || ApiError::bad_field("tokens", format!("`tokens` must be a list of token ids below {vocabulary}"));
     let Some(Value::Array(ids)) = fields.take("tokens") else { return Err(bad()) };
     let ids = ids.iter().map(|id| id.as_u64().filter(|id| *id < vocabulary).map(|id| id as u32).ok_or_else(bad));
     let ids = ids.collect::<Result<Vec<_>, _>>()?;
-    Ok(Json(json!({"prompt": tokenizer.decode_lossy(&ids)})))
+    let text = app.tokenise(ids.len(), move |model| Ok(model.tokenizer().decode_lossy(&ids))).await?;
+    Ok(Json(json!({"prompt": text})))
 }
