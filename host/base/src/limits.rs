@@ -12,6 +12,15 @@ pub const SLOTS_MAX: usize = 1_024;
 pub const STEP_TOKENS_MAX: u32 = 65_536;
 /// Most blocks in one replica's pool: 2^24 blocks of 16 tokens are 268 million tokens.
 pub const POOL_BLOCKS_MAX: u32 = 1 << 24;
+/// Longest sequence that a replica takes: positions and blocks of it are 32-bit numbers with room to round up.
+pub const CONTEXT_TOKENS_MAX: u32 = 1 << 30;
+/// Changes of a replica's prefix cache that one step tells one by one; of more, gateways get a fresh listing.
+pub const CACHE_EVENTS_MAX: u32 = 65_536;
+/// Most tenants with content in one replica's prefix cache, and never more than it has blocks: as many as a gateway knows. Blocks of one
+/// more are computed and not stored, which is counted.
+pub const CACHE_TENANTS_MAX: u32 = TENANTS_MAX as u32;
+/// Blocks whose time is up that one step takes out of a prefix cache; the rest follow with the next ones.
+pub const EXPIRED_STEP_MAX: u32 = 64;
 /// Most steps in flight at one replica.
 pub const INFLIGHT_MAX: usize = 2;
 /// Requests that a replica holds ready beside its batch. More would be a queue at the replica, and all waiting is at the gateway.
@@ -42,6 +51,10 @@ pub const RESERVE_WAIT_MAX: Duration = Duration::from_s(1);
 pub const IDLE_HOLD_MAX: Duration = Duration::from_ms(100);
 /// How often a deferred request is asked about.
 pub const DEFERRALS_MAX: u32 = 8;
+/// Of these, the ones that freed capacity may bring on early; the others run their time.
+pub const EARLY_ASKS_MAX: u32 = DEFERRALS_MAX / 2;
+/// Deferred requests asked about in one step because capacity was freed.
+pub const EARLY_ASKS_STEP_MAX: usize = 16;
 /// Shortest time between two questions about a deferred request.
 pub const DEFER_MIN: Duration = Duration::from_ms(10);
 /// Longest deferral that a policy may ask for.
@@ -56,6 +69,10 @@ pub const PREFILL_ROUNDS_MAX: u32 = 4;
 pub const ORDER_ROWS_MAX: usize = 1_024;
 /// Rows of one `order` call unless configured.
 pub const ORDER_ROWS_DEFAULT: usize = 128;
+/// Starving requests of a class that one round looks at, before the policy's order.
+pub const STARVING_ROWS_MAX: usize = 64;
+/// Prefix keys looked at for content that several waiting requests share; beyond it sharing is not seen.
+pub const PROMISED_KEYS_MAX: usize = 8_192;
 /// Rows of one routing call.
 pub const ROUTING_ROWS_MAX: usize = 1_024;
 /// Rows of one routing call unless configured.
@@ -64,6 +81,8 @@ pub const ROUTING_ROWS_DEFAULT: usize = 64;
 pub const VICTIM_ROWS_MAX: usize = 256;
 /// Rows of one `victims` call unless configured.
 pub const VICTIM_ROWS_DEFAULT: usize = 64;
+/// Most victims of one answer: the next shortage asks again, with what is known then.
+pub const VICTIMS_MAX: usize = 4;
 /// Rows of one eviction call.
 pub const EVICTION_ROWS_MAX: usize = 512;
 /// Rows of one eviction call unless configured.
@@ -76,6 +95,8 @@ pub const RANKED_MAX: usize = 8;
 pub const ACTIONS_MAX: usize = 16;
 /// Facts kept since the last snapshot; older ones become one gap.
 pub const FACTS_KEPT_MAX: usize = 4_096;
+/// Facts, from the newest, among which a further hit of the same run is looked for, to be told as one.
+pub const FACTS_HIT_SEARCH_MAX: usize = 64;
 /// Facts that force a delivery.
 pub const FACTS_BATCH_MAX: usize = 256;
 /// Time between two reports of an idle replica.
@@ -115,6 +136,9 @@ const _: () = {
     assert!(REPLICAS_MAX >= ROUTING_ROWS_MAX, "the window is a part of the replicas");
     assert!(SLOTS_MAX >= SEQUENCES_MAX as usize, "one request must fit a batch");
     assert!(FACTS_BATCH_MAX <= FACTS_KEPT_MAX);
+    assert!(FACTS_HIT_SEARCH_MAX <= FACTS_KEPT_MAX);
+    assert!(EARLY_ASKS_MAX < DEFERRALS_MAX, "some of its deferrals run their time");
+    assert!(VICTIMS_MAX <= VICTIM_ROWS_DEFAULT);
     assert!(IDLE_HOLD_MAX.0 <= RESERVE_WAIT_MAX.0);
     assert!(OVERLOAD_INTERVAL_MIN.0 <= OVERLOAD_INTERVAL_MAX.0);
     assert!(STANCE_REPEAT.0 * 2 < STANCE_FRESH.0, "one repetition may be late");

@@ -28,7 +28,7 @@ fn configuration_stays_below_the_ceilings() {
         tenants_max: usize::MAX,
         replicas_max: usize::MAX,
         order_rows: usize::MAX,
-        routing_rows: 0,
+        routing_rows: usize::MAX,
         directory_keys_max: usize::MAX,
         attempts_max: 0,
         block_size_tokens: 0,
@@ -40,8 +40,10 @@ fn configuration_stays_below_the_ceilings() {
     assert_eq!(sane.running_requests_max as usize, RUNNING_REQUESTS_MAX);
     assert_eq!(sane.deferred_requests_max as usize, DEFERRED_REQUESTS_MAX);
     assert_eq!((sane.flows_max, sane.tenants_max, sane.replicas_max), (FLOWS_MAX, TENANTS_MAX, REPLICAS_MAX));
-    assert_eq!((sane.order_rows, sane.routing_rows, sane.directory_keys_max), (ORDER_ROWS_MAX, 1, DIRECTORY_KEYS_MAX));
-    assert!(ROUTING_ROWS_MAX >= sane.routing_rows);
+    assert_eq!((sane.order_rows, sane.routing_rows), (ORDER_ROWS_MAX, ROUTING_ROWS_MAX));
+    assert_eq!(sane.directory_keys_max, DIRECTORY_KEYS_MAX);
+    let none = GatewayConfig { order_rows: 0, routing_rows: 0, ..GatewayConfig::default() }.within_limits();
+    assert_eq!((none.order_rows, none.routing_rows), (1, 1), "a question has a row");
     assert_eq!((sane.attempts_max, sane.block_size_tokens), (1, 1));
 }
 

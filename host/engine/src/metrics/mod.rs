@@ -63,6 +63,7 @@ pub struct Metrics {
     kv_blocks: IntGaugeVec,
     kv_reserved: IntGauge,
     evicted_blocks: IntCounter,
+    unstored_blocks: IntCounter,
     replicas: IntGaugeVec,
     freezes: IntCounterVec,
     in_flight: IntGauge,
@@ -176,6 +177,7 @@ impl Metrics {
             kv_blocks: make.gauges(&t::KV_BLOCKS),
             kv_reserved: make.gauge(&t::KV_RESERVED),
             evicted_blocks: make.counter(&t::EVICTED_BLOCKS),
+            unstored_blocks: make.counter(&t::UNSTORED_BLOCKS),
             replicas: make.gauges(&t::REPLICAS),
             freezes: make.counters(&t::FREEZES),
             in_flight: make.gauge(&t::IN_FLIGHT),
@@ -281,6 +283,7 @@ impl Metrics {
                 self.prefix_queries.inc_by(u64::from(queried_tokens));
                 self.prefix_hits.inc_by(u64::from(hit_tokens));
             }
+            ReplicaEvent::Unstored { blocks } => self.unstored_blocks.inc_by(blocks),
             ReplicaEvent::Evicted { blocks } => self.evicted_blocks.inc_by(u64::from(blocks)),
             ReplicaEvent::Preempted { .. } => self.preemptions.inc(),
             ReplicaEvent::Fallback { decision, reason } => self.fallback(decision, reason),

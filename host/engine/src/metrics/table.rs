@@ -194,6 +194,11 @@ table! {
         &[],
     );
     EVICTED_BLOCKS = Definition::counter("penstock_evicted_blocks_total", "Blocks that left the prefix cache to make room.", &[]);
+    UNSTORED_BLOCKS = Definition::counter(
+        "penstock_unstored_blocks_total",
+        "Computed blocks that the prefix cache did not take: too many tenants have content there, or what precedes them is gone.",
+        &[],
+    );
     REPLICAS = Definition::gauge("penstock_replicas", "Replicas by state.", &["state"]);
     FREEZES = Definition::counter("penstock_replica_freezes_total", "Replicas taken out of service, by cause.", &["cause"]);
     IN_FLIGHT = Definition::gauge("penstock_requests_in_flight", "Submissions whose work or whose stream is not over.", &[]);

@@ -50,4 +50,5 @@ choice! { write only ReplicaEvent {
     5 => Stale,
     6 => ClockClamped,
     7 => Broken(why),
+    8 => Unstored { blocks },
 } }

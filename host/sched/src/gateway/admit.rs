@@ -5,7 +5,7 @@
 
 use alloc::sync::Arc;
 
-use penstock_base::limits::{DEFER_MIN, DEFERRALS_MAX, SEQUENCES_MAX};
+use penstock_base::limits::{DEFER_MIN, DEFERRALS_MAX, EARLY_ASKS_MAX, EARLY_ASKS_STEP_MAX, SEQUENCES_MAX};
 use penstock_base::{ClassRank, Duration, Instant, Manifest, Outcome, Phase, Refusal, Traits};
 use penstock_policy_api::{
     AdmissionDecision, AdmissionSignal, Admitted, Decision, FallbackReason, InContext, RequestRecord,
@@ -29,11 +29,6 @@ const DEFER: u8 = 1;
 const DEGRADE: u8 = 2;
 /// See [`ADMIT`].
 const REJECT: u8 = 3;
-
-/// Deferrals up to which freed capacity asks early; the rest of them run their time.
-const EARLY_ASKS_MAX: u32 = DEFERRALS_MAX / 2;
-/// Deferred requests asked about in one step because capacity was freed.
-const EARLY_ASKS_STEP: usize = 16;
 
 /// How a request is let in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -313,7 +308,7 @@ impl State {
         }
         self.capacity_freed = false;
         self.early_asked_at = self.now;
-        for _ in 0..EARLY_ASKS_STEP {
+        for _ in 0..EARLY_ASKS_STEP_MAX {
             let slot = self.deferred.head;
             let Some(request) = self.requests.table.get(slot) else { return };
             if request.deferrals >= EARLY_ASKS_MAX || request.asked_at + DEFER_MIN > self.now {

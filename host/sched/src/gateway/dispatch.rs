@@ -1,7 +1,7 @@
 //! Who is placed next, while some replica grants credit and something waits? Starving requests, then withheld and reserved credit, then
 //! what `order` ranks.
 
-use penstock_base::limits::{IDLE_HOLD_MAX, SKIPS_MAX};
+use penstock_base::limits::{IDLE_HOLD_MAX, SKIPS_MAX, STARVING_ROWS_MAX};
 use penstock_base::{ClassRank, Instant};
 use penstock_policy_api::{Decision, Rest, Skipped};
 
@@ -18,8 +18,6 @@ use super::table::NONE;
 const SKIPPED_NO_FIT: u64 = 0;
 /// See [`SKIPPED_NO_FIT`].
 const SKIPPED_NO_CREDIT: u64 = 3;
-/// Starving requests looked at in one round.
-const STARVING_ROWS: usize = 64;
 
 impl State {
     /// Sequences that may be started now: credit of ready replicas that is not withheld, within the bound on running requests.
@@ -60,7 +58,7 @@ impl State {
         for class in ClassRank::all() {
             let list = self.queue.classes[class.index()].list;
             let waited = |slot: &u32| self.requests.table[*slot].waited(self.now) >= self.config.starve;
-            slots.extend(list.iter(&self.requests.outer).take(STARVING_ROWS).filter(waited));
+            slots.extend(list.iter(&self.requests.outer).take(STARVING_ROWS_MAX).filter(waited));
         }
         slots.sort_unstable_by_key(|slot| self.requests.table[*slot].wait.ticket);
         for slot in &slots {
@@ -320,7 +318,7 @@ impl State {
                 let wait = &self.requests.table[slot].wait;
                 wait.since + penstock_base::Duration(self.config.starve.0.saturating_sub(wait.before.0))
             };
-            let ahead = list.iter(&self.requests.outer).take(STARVING_ROWS).map(due).find(|due| *due > self.now);
+            let ahead = list.iter(&self.requests.outer).take(STARVING_ROWS_MAX).map(due).find(|due| *due > self.now);
             ahead.unwrap_or(Instant::NEVER)
         };
         ClassRank::all().map(next).min().unwrap_or(Instant::NEVER)

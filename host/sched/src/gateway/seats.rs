@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use penstock_base::BlockKey;
 use penstock_base::codec::{DecodeError, Reader, Writer};
-use penstock_base::limits::ACTIONS_MAX;
+use penstock_base::limits::{ACTIONS_MAX, PROMISED_KEYS_MAX};
 use penstock_base::map::Map;
 use penstock_policy_api::{
     Action, AdmissionSeat, Answer, Call, Declared, OrderSeat, OverloadDeclaration, OverloadPolicy, OverloadQuestion,
@@ -57,9 +57,6 @@ impl OverloadPolicy for Silent {
         Answer::NoOpinion
     }
 }
-
-/// Keys looked at for prefixes that several waiting requests share; beyond it sharing is not seen.
-pub(super) const PROMISED_KEYS_MAX: usize = 8_192;
 
 /// Buffers of one step.
 #[derive(Debug)]

@@ -1,11 +1,12 @@
 //! Which waiting requests does `order` see? The head of every flow while they fit, and a turn for each flow when they do not.
 
 use penstock_base::ClassRank;
+use penstock_base::limits::PROMISED_KEYS_MAX;
 use penstock_policy_api::{Policies, WaitingSignal};
 
 use super::State;
 use super::request::Place;
-use super::seats::{PROMISED_KEYS_MAX, Scratch, ShownFlow, WindowRow};
+use super::seats::{Scratch, ShownFlow, WindowRow};
 use super::table::NONE;
 
 impl State {

@@ -22,7 +22,7 @@ use super::sequence::{Done, NONE, Place, Request, Sequence, Vacancies};
 use super::{Replica, ReplicaConfig};
 
 /// Version of the format.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// What a frozen replica reads back as: the reason is for people, and was told when it happened.
 const BROKEN_BEFORE: &str = "it was frozen before it was saved";
@@ -64,6 +64,7 @@ impl Replica {
             self.joined,
             self.report_number,
             self.cache_events_lost,
+            self.unstored_told,
             self.steps,
             self.stale_count,
             self.next_deadline.0,
@@ -118,6 +119,7 @@ impl Replica {
             &mut to.joined,
             &mut to.report_number,
             &mut to.cache_events_lost,
+            &mut to.unstored_told,
             &mut to.steps,
             &mut to.stale_count,
             &mut to.next_deadline.0,

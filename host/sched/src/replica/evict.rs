@@ -1,6 +1,7 @@
 //! What leaves the prefix cache, and what is it worth? The policy prices, the block books order and free.
 
 use penstock_base::Instant;
+use penstock_base::limits::EXPIRED_STEP_MAX;
 use penstock_kv::{KvChange, KvEvent};
 use penstock_policy_api::{Decision, FallbackReason, Policies};
 
@@ -9,13 +10,10 @@ use super::signals::{EvictionContext, EvictionRows};
 use super::{Replica, ReplicaEffect, ReplicaEffects, ReplicaEvent};
 use crate::message::{CacheEvent, FromReplica};
 
-/// Blocks whose time is up that one step forgets.
-const EXPIRED_MAX: u32 = 64;
-
 impl Replica {
     /// Under the low watermark: prices the cheapest runs again and frees up to the high one.
     pub(super) fn keep_watermark(&mut self, now: Instant, policies: &mut dyn Policies, effects: &mut ReplicaEffects) {
-        self.kv.expire(now, EXPIRED_MAX);
+        self.kv.expire(now, EXPIRED_STEP_MAX);
         let Some(pressure) = self.kv.pressure(0) else { return };
         self.reprice(now, pressure.want_blocks, false, policies, effects);
         self.kv.evict(now, pressure.want_blocks);
@@ -128,6 +126,15 @@ impl Replica {
         self.scratch.events = events;
         if evicted > 0 {
             effects.push(ReplicaEffect::Event(ReplicaEvent::Evicted { blocks: evicted }));
+        }
+    }
+
+    /// Says how much of what was computed the prefix cache could not take.
+    pub(super) fn tell_unstored(&mut self, effects: &mut ReplicaEffects) {
+        let unstored = self.kv.totals().unstored_blocks;
+        let blocks = unstored - core::mem::replace(&mut self.unstored_told, unstored);
+        if blocks > 0 {
+            effects.push(ReplicaEffect::Event(ReplicaEvent::Unstored { blocks }));
         }
     }
 

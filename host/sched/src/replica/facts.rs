@@ -2,9 +2,9 @@
 
 use alloc::vec::Vec;
 
+use penstock_base::Instant;
 use penstock_base::codec::{DecodeError, Reader, Writer};
-use penstock_base::limits::{FACTS_BATCH_MAX, FACTS_KEPT_MAX};
-use penstock_base::{Duration, Instant};
+use penstock_base::limits::{FACTS_BATCH_MAX, FACTS_HIT_SEARCH_MAX, FACTS_KEPT_MAX, FACTS_WAIT_MAX};
 use penstock_kv::{EVICTED_WINDOW, KvChange};
 use penstock_policy_api::{
     Decision, Evicted, Fact, FactKind, FactSet, FallbackReason, FaultKind, Finished, Gap, Hit, Policies, Preempted,
@@ -13,11 +13,6 @@ use penstock_policy_api::{
 
 use super::sequence::Request;
 use super::{Replica, ReplicaEffects};
-
-/// Longest that a fact waits when nobody asks.
-const WAIT_MAX: Duration = Duration::from_ms(100);
-/// Waiting facts that are searched for a reuse of the same run.
-const HIT_SEARCH_MAX: usize = 64;
 
 /// Facts on their way to one instance.
 #[derive(Clone, Debug)]
@@ -53,7 +48,7 @@ impl FactQueue {
         match self.waiting.first() {
             None => Instant::NEVER,
             Some(_) if self.waiting.len() >= FACTS_BATCH_MAX => Instant::ZERO,
-            Some(fact) => Instant(fact.at_us.saturating_mul(1_000)) + WAIT_MAX,
+            Some(fact) => Instant(fact.at_us.saturating_mul(1_000)) + FACTS_WAIT_MAX,
         }
     }
 
@@ -173,7 +168,7 @@ impl Facts {
             return;
         }
         let same = |fact: &&mut Fact| fact.kind == FactKind::Hit && fact.slots[0] == key.short();
-        if let Some(fact) = self.eviction.waiting.iter_mut().rev().take(HIT_SEARCH_MAX).find(same) {
+        if let Some(fact) = self.eviction.waiting.iter_mut().rev().take(FACTS_HIT_SEARCH_MAX).find(same) {
             fact.slots[3] += 1;
             return;
         }

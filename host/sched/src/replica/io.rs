@@ -134,6 +134,12 @@ pub enum ReplicaEvent {
         /// How many.
         blocks: u32,
     },
+    /// Computed blocks could not be stored: too many tenants have content in the cache, or what precedes them is gone from it. A block that
+    /// is tried again counts again.
+    Unstored {
+        /// How many.
+        blocks: u64,
+    },
     /// A sequence gave its blocks back.
     Preempted {
         /// Whose.

@@ -31,8 +31,8 @@ pub use report::Gauges;
 use alloc::vec::Vec;
 
 use penstock_base::limits::{
-    EVICTION_ROWS_MAX, FULL_WALK_STEPS, INFLIGHT_MAX, POOL_BLOCKS_MAX, READY_WINDOW_MAX, SLOTS_MAX, STEP_TOKENS_MAX,
-    TENANTS_MAX, VICTIM_ROWS_MAX,
+    CACHE_EVENTS_MAX, CACHE_TENANTS_MAX, CONTEXT_TOKENS_MAX, EVICTION_ROWS_MAX, FULL_WALK_STEPS, INFLIGHT_MAX,
+    POOL_BLOCKS_MAX, READY_WINDOW_MAX, SLOTS_MAX, STEP_TOKENS_MAX, VICTIM_ROWS_MAX,
 };
 use penstock_base::map::Map;
 use penstock_base::plan::Plan;
@@ -48,13 +48,6 @@ use digest::{Digest, Mark};
 use peers::{Peers, PreemptOrder};
 use report::Meters;
 use sequence::{Request, Sequence, Vacancies};
-
-/// Events of the prefix cache between two steps; a flush of a larger cache is told as one.
-const CACHE_EVENTS_MAX: u32 = 65_536;
-/// Longest sequence: positions and blocks of it are 32-bit numbers with room to round up.
-const CONTEXT_TOKENS_MAX: u32 = 1 << 30;
-/// Tenants with cached content.
-const CACHE_TENANTS_MAX: u32 = 4_096;
 
 /// One replica: everything that decides what its executor computes. See the module for its parts.
 ///
@@ -124,6 +117,8 @@ pub struct Replica {
     report_number: u64,
     /// Cache events told so far, for the metric.
     cache_events_lost: u64,
+    /// Blocks that could not be stored, as far as told.
+    unstored_told: u64,
     /// Steps of this machine.
     steps: u64,
     /// Sequences turned away, results and references that named something dead.
@@ -204,7 +199,7 @@ impl ReplicaConfig {
             blocks: self.blocks,
             block_size_tokens: self.block_size_tokens,
             owners: self.requests_max(),
-            tenants: CACHE_TENANTS_MAX.min(TENANTS_MAX as u32).min(self.blocks),
+            tenants: CACHE_TENANTS_MAX.min(self.blocks),
             events: CACHE_EVENTS_MAX.min(self.blocks.saturating_mul(2) + 1_024),
             watermarks: penstock_kv::Watermarks {
                 low_ppm: self.watermarks.low_ppm as u32,
@@ -257,6 +252,7 @@ impl Replica {
             joined: 0,
             report_number: 0,
             cache_events_lost: 0,
+            unstored_told: 0,
             steps: 0,
             stale_count: 0,
             next_deadline: Instant::NEVER,
@@ -299,6 +295,7 @@ impl Replica {
         self.tell_ended(effects);
         self.price_waiting(now, policies, effects);
         self.tell_cache(now, effects);
+        self.tell_unstored(effects);
         self.deliver_facts(now, policies, effects);
         self.tell_load(now, effects);
         self.verify(effects);

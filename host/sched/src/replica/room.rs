@@ -5,7 +5,7 @@
 //! nobody yields. A sequence yields [`PREEMPTIONS_MAX`] times at most, so that every request moves on or ends: after that it is passed
 //! over while another of its class or below may yield, and ends before a more important one has to.
 
-use penstock_base::limits::{PREEMPTIONS_MAX, STANCE_FRESH};
+use penstock_base::limits::{PREEMPTIONS_MAX, STANCE_FRESH, VICTIMS_MAX};
 use penstock_base::{ClassRank, Failure, Instant, Outcome};
 use penstock_kv::OwnerId;
 use penstock_policy_api::Policies;
@@ -16,9 +16,6 @@ use super::sequence::Place;
 use super::signals::{RunningRow, VictimsContext, VictimsRows};
 use super::{Replica, ReplicaEffect, ReplicaEffects, ReplicaEvent};
 use crate::message::FromReplica;
-
-/// Most victims of one call.
-const TAKE_MAX: u64 = 4;
 
 /// Why a sequence yields. The number is the contract's cause code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -179,7 +176,7 @@ impl Replica {
             common: self.common(now),
             short_blocks: wanted.blocks,
             cause: wanted.cause as u8,
-            take: TAKE_MAX,
+            take: VICTIMS_MAX as u64,
             needy_flow: needy.map_or(0, |request| request.manifest.flow.0),
             needy_class: needy.map_or(ClassRank::MAX, |request| request.class),
         };

@@ -33,6 +33,8 @@ pub struct Spec {
     pub reserve_output: u32,
     pub class: u8,
     pub trust: u64,
+    /// One more than this is its tenant, in the usual trust group.
+    pub tenant: u64,
     pub deadline: Instant,
     pub no_store: bool,
     /// The client ends an answer before the first [`STOP_STRING`].
@@ -50,6 +52,7 @@ impl Spec {
             reserve_output: max_output,
             class: 3,
             trust: 1,
+            tenant: 0,
             deadline: Instant::NEVER,
             no_store: false,
             stop_string: false,
@@ -60,7 +63,7 @@ impl Spec {
         let traits = if self.no_store { Traits::NO_STORE } else { Traits::default() };
         Manifest {
             request,
-            tenant: TenantId(self.trust),
+            tenant: TenantId(self.trust + self.tenant),
             flow: FlowId(self.trust),
             session: SessionId(0),
             trust: TrustGroup(self.trust),
