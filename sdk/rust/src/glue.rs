@@ -11,8 +11,6 @@ use crate::load::Load;
 pub struct Living<P> {
     /// Made by `configure`, or with every default by the first call that needs it.
     policy: Option<P>,
-    /// Facts of one delivery; kept for its room.
-    facts: Vec<Fact>,
 }
 
 impl<P> Default for Living<P> {
@@ -24,7 +22,7 @@ impl<P> Default for Living<P> {
 impl<P> Living<P> {
     /// Not configured yet.
     pub const fn new() -> Self {
-        Self { policy: None, facts: Vec::new() }
+        Self { policy: None }
     }
 }
 
@@ -47,13 +45,13 @@ impl<P: Load + Policy> Living<P> {
 
     /// As the export of that name. Facts of a kind that this build does not know are passed over.
     pub fn observe(&mut self, flat: &[u64]) {
-        let mut facts = core::mem::take(&mut self.facts);
-        facts.clear();
+        let policy = self.policy();
         let (whole, _) = flat.as_chunks::<{ Fact::STRIDE }>();
-        facts.extend(whole.iter().filter_map(|fact| Fact::from_flat(*fact)));
-        let told = self.policy().observe(&facts);
-        debug_assert!(told.is_ok(), "only the host's own wrappers fail");
-        self.facts = facts;
+        // One by one: a list of them would cost more than most policies do with a fact.
+        for fact in whole.iter().filter_map(|fact| Fact::from_flat(*fact)) {
+            let told = policy.observe(core::slice::from_ref(&fact));
+            debug_assert!(told.is_ok(), "only the host's own wrappers fail");
+        }
     }
 
     /// As the export of that name.

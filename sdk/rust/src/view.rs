@@ -20,7 +20,7 @@ impl<'a> Cells<'a> {
     /// One value; 0 outside, which a host that keeps the contract never asks for.
     #[inline(always)]
     pub(crate) fn get(&self, position: usize, row: usize) -> u64 {
-        self.cells.get(position * self.stride + row).copied().unwrap_or(0)
+        self.cells.get(position.wrapping_mul(self.stride).wrapping_add(row)).copied().unwrap_or(0)
     }
 }
 

@@ -62,18 +62,14 @@ impl Parameters for Settings {
 #[derive(Debug)]
 pub struct LoadOverlap {
     settings: Settings,
-    /// Of the present call; kept for their room.
-    ranks: Vec<Rank>,
+    /// The best rows of the present call, best first; kept for its room.
+    best: Vec<Rank>,
 }
 
 /// Smaller is better; the row makes it total.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Rank {
-    /// Its load is unknown or old: whatever it claims comes last.
-    is_stale: bool,
-    /// No times are known, and its credit does not cover the request.
-    is_uncovered: bool,
-    /// Time or work, in steps of a tie.
+    /// Time or work, in steps of a tie, with [`STALE`] and [`UNCOVERED`] above it.
     cost: u64,
     /// Share of its pool in use with this request, so that ties spread decode load.
     used_ppm: u64,
@@ -82,13 +78,18 @@ struct Rank {
     row: u32,
 }
 
+/// Its load is unknown or old: whatever it claims comes last.
+const STALE: u64 = 1 << 63;
+/// No times are known, and its credit does not cover the request.
+const UNCOVERED: u64 = 1 << 62;
+
 impl Policy for LoadOverlap {
     const NAME: &'static str = "load-overlap";
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
     type Parameters = Settings;
 
     fn new(settings: &Settings) -> Self {
-        Self { settings: *settings, ranks: Vec::new() }
+        Self { settings: *settings, best: Vec::with_capacity(RANKED_MAX + 1) }
     }
 }
 
@@ -98,12 +99,36 @@ impl Routing for LoadOverlap {
 
     fn decide(&mut self, asked: &Question<'_>, ranked: &mut Vec<u32>) -> Option<Placement> {
         let pace = Pace::of(asked);
-        self.ranks.clear();
-        self.ranks.extend(asked.replicas.iter().map(|row| self.settings.rank(asked, &pace, row)));
-        self.ranks.sort_unstable();
-        ranked.extend(self.ranks.iter().take(RANKED_MAX).map(|rank| rank.row));
-        let wait_us = if pace.is_known { self.settings.wait_us(asked, &pace, &self.ranks) } else { 0 };
-        (!ranked.is_empty()).then_some(Placement::Place { wait_us, colocate: false })
+        self.best.clear();
+        // The best row that could begin now; what a wait for another one is measured against.
+        let mut ready: Option<Rank> = None;
+        for row in asked.replicas.iter() {
+            let rank = self.settings.rank(asked, &pace, row);
+            if has_credit(row) && rank.cost & STALE == 0 && ready.is_none_or(|best| rank < best) {
+                ready = Some(rank);
+            }
+            self.keep(rank);
+        }
+        ranked.extend(self.best.iter().map(|rank| rank.row));
+        let first = asked.replicas.row(self.best.first()?.row as usize);
+        let ready = ready.map(|rank| asked.replicas.row(rank.row as usize));
+        let wait_us = if pace.is_known { self.settings.wait_us(asked, &pace, first, ready) } else { 0 };
+        Some(Placement::Place { wait_us, colocate: false })
+    }
+}
+
+impl LoadOverlap {
+    /// Puts `rank` in its place among the best.
+    fn keep(&mut self, rank: Rank) {
+        let is_full = self.best.len() == RANKED_MAX;
+        if is_full && self.best.last().is_some_and(|worst| *worst < rank) {
+            return;
+        }
+        if is_full {
+            self.best.pop();
+        }
+        let at = self.best.partition_point(|better| *better < rank);
+        self.best.insert(at, rank);
     }
 }
 
@@ -117,10 +142,11 @@ impl Settings {
         } else {
             work_blocks(asked, row, held.0)
         };
+        let is_stale = !is_reported || row.load_age_us() >= context.stale_load_us();
+        let is_uncovered = !pace.is_known && !is_covered(asked, row);
+        let flags = if is_stale { STALE } else { 0 } | if is_uncovered { UNCOVERED } else { 0 };
         Rank {
-            is_stale: !is_reported || row.load_age_us() >= context.stale_load_us(),
-            is_uncovered: !pace.is_known && !is_covered(asked, row),
-            cost,
+            cost: cost.min(UNCOVERED - 1) | flags,
             used_ppm: held.times_over(ONE_PPM, row.total_blocks()).unwrap_or(u64::MAX),
             inflight_requests: row.inflight_requests(),
             replica_id: row.replica_id(),
@@ -129,22 +155,22 @@ impl Settings {
     }
 
     /// How long the first row's credit is worth waiting for: until the best row that has credit now would have been as good.
-    fn wait_us(&self, asked: &Question<'_>, pace: &Pace, ranks: &[Rank]) -> u32 {
-        let row = |rank: &Rank| asked.replicas.row(rank.row as usize);
-        let Some(first) = ranks.first().map(row) else { return 0 };
-        let has_credit = |row: Row<'_>| row.try_est_credit_us() == Some(0);
-        let is_waiting_known = first.try_est_credit_us().is_some_and(|wait| wait > 0 && wait < u64::MAX);
-        if !is_waiting_known || has_credit(first) {
+    fn wait_us(&self, asked: &Question<'_>, pace: &Pace, first: Row<'_>, ready: Option<Row<'_>>) -> u32 {
+        let is_wait_known = first.try_est_credit_us().is_some_and(|wait| wait > 0 && wait < u64::MAX);
+        if !is_wait_known {
             return 0;
         }
-        let other = ranks.iter().find(|rank| !rank.is_stale && has_credit(row(rank)));
-        let worth = match other {
-            Some(other) => Sat(first_token_us(asked, pace, row(other))) - prefill_us(asked, pace, first),
+        let worth = match ready {
+            Some(other) => Sat(first_token_us(asked, pace, other)) - prefill_us(asked, pace, first),
             // Nobody else could take it: twice the estimate, since estimates err.
             None => Sat(first.est_credit_us()) * 2,
         };
         worth.to_u32().min(self.wait_max_us)
     }
+}
+
+fn has_credit(row: Row<'_>) -> bool {
+    row.try_est_credit_us() == Some(0)
 }
 
 /// What the replicas' own estimates say about the time of a token, for rows whose own estimate cannot be used.

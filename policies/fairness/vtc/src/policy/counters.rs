@@ -1,9 +1,9 @@
 //! How much has every flow been served? Weighted tokens, in thousandths, with idle time not banked.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
-use penstock_policy_sdk::{DecodeError, Fact, Reader, RestoreInfo, Sat, Told, Writer, host};
+use penstock_policy_sdk::{DecodeError, Fact, Reader, RestoreInfo, Sat, Told, Writer, host, state};
 
 use super::Settings;
 
@@ -18,7 +18,6 @@ const SCALE: u64 = 1_000 * ONE_PPM;
 /// One flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Flow {
-    id: u64,
     /// Thousandths of weighted tokens served, estimates of what is dispatched included. Changed by every fact about the flow.
     served: u64,
     /// Its weight when it last became active.
@@ -32,8 +31,8 @@ struct Flow {
 /// What every flow has been served, and when each class had its last turn.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counters {
-    /// By id, so that a lookup is a search and the saved bytes have one order.
-    flows: Vec<Flow>,
+    /// By id; the saved bytes have its order.
+    flows: BTreeMap<u64, Flow>,
     /// Counter of the flow that went idle last: where a newcomer to an empty house starts.
     left: u64,
     /// When a request of each class was last taken.
@@ -45,34 +44,29 @@ pub(super) struct Counters {
 /// Cost of weighted tokens to a flow of that weight.
 pub(super) fn cost(tokens: u64, weight_ppm: u64) -> u64 {
     let weight = weight_ppm.max(1);
-    // In 64 bits where it fits, which it nearly always does.
-    match tokens.checked_mul(SCALE) {
-        Some(scaled) => scaled / weight,
-        None => Sat(tokens).times_over(SCALE, weight).unwrap_or(u64::MAX),
-    }
+    Sat(tokens).times_over(SCALE, weight).unwrap_or(u64::MAX)
 }
 
 impl Counters {
     /// The counter to order a flow by. One that was never announced starts level with the least served.
     pub(super) fn of(&self, flow: u64) -> Option<u64> {
-        self.find(flow).ok().map(|at| self.flows[at].served)
+        self.flows.get(&flow).map(|flow| flow.served)
     }
 
     /// The least counter of an active flow, other than `but`; that of the last flow to leave when there is none.
     pub(super) fn least_but(&mut self, but: u64) -> u64 {
         let mut own = None;
         let least = loop {
-            let Some(Reverse((served, id))) = self.least.pop() else { break None };
-            let Some(flow) = self.find(id).ok().map(|at| self.flows[at]).filter(|flow| flow.is_active) else {
-                continue;
-            };
-            if flow.served != served {
-                self.least.push(Reverse((flow.served, id)));
-            } else if id == but {
-                own = Some(Reverse((served, id)));
-            } else {
-                self.least.push(Reverse((served, id)));
+            let Some(Reverse((served, id))) = self.least.peek().copied() else { break None };
+            let now = self.flows.get(&id).filter(|flow| flow.is_active).map(|flow| flow.served);
+            if now == Some(served) && id != but {
                 break Some(served);
+            }
+            self.least.pop();
+            match now {
+                Some(now) if now != served => self.least.push(Reverse((now, id))),
+                Some(_) => own = Some(Reverse((served, id))),
+                None => {}
             }
         };
         self.least.extend(own);
@@ -81,7 +75,7 @@ impl Counters {
 
     /// As [`Self::least_but`] without changing the heap.
     pub(super) fn least(&self) -> u64 {
-        let active = self.flows.iter().filter(|flow| flow.is_active);
+        let active = self.flows.values().filter(|flow| flow.is_active);
         active.map(|flow| flow.served).min().unwrap_or(self.left)
     }
 
@@ -96,18 +90,16 @@ impl Counters {
         match Told::from(fact) {
             Told::FlowActive(told) => self.activate(told.flow_id, told.class_rank, told.weight_ppm),
             Told::FlowIdle(told) => {
-                if let Some(flow) = self.get(told.flow_id) {
+                if let Some(flow) = self.flows.get_mut(&told.flow_id) {
                     flow.is_active = false;
                     self.left = flow.served;
                 }
             }
             Told::FlowGone(told) => {
-                if let Ok(at) = self.find(told.flow_id) {
-                    self.flows.remove(at);
-                }
+                self.flows.remove(&told.flow_id);
             }
             Told::Taken(told) => {
-                let class = self.get(told.flow_id).map(|flow| {
+                let class = self.flows.get_mut(&told.flow_id).map(|flow| {
                     flow.served = (Sat(flow.served) + cost(input(told.uncached_tokens), flow.weight_ppm)).0;
                     flow.class
                 });
@@ -142,48 +134,39 @@ impl Counters {
     fn activate(&mut self, id: u64, class_rank: u64, weight_ppm: u64) {
         let floor = self.least_but(id);
         let class = class_rank.min(CLASSES as u64 - 1) as u8;
-        let served = match self.find(id) {
-            Ok(at) => {
-                let flow = &mut self.flows[at];
-                *flow = Flow { id, served: flow.served.max(floor), weight_ppm, class, is_active: true };
-                flow.served
+        let is_new = !self.flows.contains_key(&id);
+        if is_new && self.flows.len() >= FLOWS_MAX {
+            self.forget(floor);
+            if self.flows.len() >= FLOWS_MAX {
+                host::count("flows-not-kept", 1);
+                return;
             }
-            Err(_) => {
-                if self.flows.len() >= FLOWS_MAX {
-                    self.forget(floor);
-                }
-                let Err(at) = self.find(id) else { return };
-                if self.flows.len() >= FLOWS_MAX {
-                    host::count("flows-not-kept", 1);
-                    return;
-                }
-                self.flows.insert(at, Flow { id, served: floor, weight_ppm, class, is_active: true });
-                floor
-            }
-        };
+        }
+        let served = self.flows.get(&id).map_or(floor, |flow| flow.served.max(floor));
+        self.flows.insert(id, Flow { served, weight_ppm, class, is_active: true });
         self.remember(served, id);
     }
 
     /// Makes room. An idle flow at or below the floor loses nothing by it: it would be lifted there. When that is not enough, idle flows go
     /// that are nearest to the floor, half of them.
     fn forget(&mut self, floor: u64) {
-        self.flows.retain(|flow| flow.is_active || flow.served > floor);
+        self.flows.retain(|_, flow| flow.is_active || flow.served > floor);
         if self.flows.len() < FLOWS_MAX / 4 * 3 {
             return;
         }
-        let mut idle: Vec<u64> = self.flows.iter().filter(|flow| !flow.is_active).map(|flow| flow.served).collect();
+        let mut idle: Vec<u64> = self.flows.values().filter(|flow| !flow.is_active).map(|flow| flow.served).collect();
         if idle.is_empty() {
             return;
         }
         let half = idle.len() / 2;
         let (_, middle, _) = idle.select_nth_unstable(half);
         let middle = *middle;
-        self.flows.retain(|flow| flow.is_active || flow.served > middle);
+        self.flows.retain(|_, flow| flow.is_active || flow.served > middle);
     }
 
     /// Adds what `more` says and takes off what `less` says.
     fn change(&mut self, id: u64, more: impl FnOnce(&Flow) -> Sat, less: impl FnOnce(&Flow) -> u64) {
-        let Some(flow) = self.get(id) else { return };
+        let Some(flow) = self.flows.get_mut(&id) else { return };
         let (before, plus, minus) = (flow.served, more(flow), less(flow));
         flow.served = (Sat(before) + plus - minus).0;
         // The heap may hold counters that are too low, never only ones that are too high.
@@ -203,23 +186,14 @@ impl Counters {
 
     fn rebuild(&mut self) {
         self.least.clear();
-        self.least.extend(self.flows.iter().filter(|flow| flow.is_active).map(|flow| Reverse((flow.served, flow.id))));
-    }
-
-    fn find(&self, id: u64) -> Result<usize, usize> {
-        self.flows.binary_search_by_key(&id, |flow| flow.id)
-    }
-
-    fn get(&mut self, id: u64) -> Option<&mut Flow> {
-        let at = self.find(id).ok()?;
-        self.flows.get_mut(at)
+        let active = self.flows.iter().filter(|(_, flow)| flow.is_active);
+        self.least.extend(active.map(|(id, flow)| Reverse((flow.served, *id))));
     }
 
     pub(super) fn encode(&self, out: &mut Writer) {
         out.u64(self.left);
         self.turn_us.iter().for_each(|turn| out.u64(*turn));
-        out.list(self.flows.iter(), |out, flow| {
-            out.u64(flow.id);
+        state::write_map(out, &self.flows, |out, flow| {
             out.u64(flow.served);
             out.u64(flow.weight_ppm);
             out.u8(flow.class);
@@ -233,23 +207,13 @@ impl Counters {
         for turn in &mut turn_us {
             *turn = info.moved(from.u64()?);
         }
-        let mut flows: Vec<Flow> = Vec::new();
-        for _ in 0..from.u64()? {
-            let flow = Flow {
-                id: from.u64()?,
-                served: from.u64()?,
-                weight_ppm: from.u64()?,
-                class: from.u8()?,
-                is_active: from.bool()?,
-            };
-            if flows.last().is_some_and(|last| last.id >= flow.id) {
-                return Err(DecodeError::Invalid("flow order"));
-            }
-            if usize::from(flow.class) >= CLASSES {
+        let flows = state::read_map(from, |from| {
+            let (served, weight_ppm, class) = (from.u64()?, from.u64()?, from.u8()?);
+            if usize::from(class) >= CLASSES {
                 return Err(DecodeError::Invalid("flow class"));
             }
-            flows.push(flow);
-        }
+            Ok(Flow { served, weight_ppm, class, is_active: from.bool()? })
+        })?;
         let mut counters = Self { flows, left, turn_us, least: BinaryHeap::new() };
         counters.rebuild();
         Ok(counters)
