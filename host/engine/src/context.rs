@@ -7,10 +7,9 @@ use penstock_base::{Manifest, RequestId, limits};
 use penstock_exec::SamplingParams;
 use penstock_model::{BlockKeyChain, Namespace, StopMatcher, root_key};
 
+use crate::limits::LOGPROBS_MAX;
 use crate::request::Submission;
 
-/// Most candidates with log-probabilities at a position, as the OpenAI API bounds them.
-const LOGPROBS_MAX: u8 = 20;
 /// Blocks whose last key is the manifest's `prefix_key`.
 const PREFIX_BLOCKS: usize = 4;
 

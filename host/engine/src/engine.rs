@@ -21,6 +21,7 @@ use crate::latch::Latch;
 use crate::mailbox::{Mailbox, PushError};
 use crate::metrics::Metrics;
 use crate::outputs::{self, OutputLoop};
+use crate::panics;
 use crate::permit::{Bound, Permits};
 use crate::policies::activation::{self, Activation, ActivationError};
 use crate::policies::log::DecisionRecord;
@@ -121,6 +122,7 @@ impl Engine {
         model: ServedModel,
         executors: Vec<Box<dyn Executor>>,
     ) -> Result<Self, EngineError> {
+        panics::keep_words_to_ourselves();
         let geometry = common_geometry(&executors)?;
         let (gateway, replicas) = machine_configs(&config, &executors)?;
         let context_tokens_max = geometry.context_tokens_max.min(config.replica.context_tokens_max);

@@ -9,6 +9,7 @@ use penstock_base::{Duration, Instant, ReplicaId};
 use penstock_exec::{BatchResult, ExecError, Executor, Masks, Step};
 
 use crate::mailbox::{Lane, Mailbox};
+use crate::panics;
 use crate::replica_wake::{RESULTS, ReplicaWake};
 use crate::wiring::Wiring;
 
@@ -88,8 +89,8 @@ impl ExecutorLoop {
             executor.sample(&Masks::default(), &mut result)?;
             Ok(result)
         }));
-        let result = computed.unwrap_or_else(|panic| {
-            let message = format!("the executor panicked: {}", panic_text(panic.as_ref()));
+        let result = computed.unwrap_or_else(|_| {
+            let message = format!("the executor panicked at {}", panics::last_place());
             Err(ExecError { failure: BatchFailure::Executor, message })
         });
         (applied, result)
@@ -98,15 +99,6 @@ impl ExecutorLoop {
 
 fn gone() -> ExecError {
     ExecError { failure: BatchFailure::Executor, message: "the executor was lost in an earlier step".into() }
-}
-
-/// What a panic said.
-pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }
 
 impl std::fmt::Debug for StepOutcome {

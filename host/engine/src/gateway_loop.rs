@@ -12,9 +12,12 @@ use penstock_sched::gateway::{
 use penstock_sched::message::{FromReplica, ToReplica};
 
 use crate::context::RequestContext;
-use crate::executor_loop::panic_text;
+use crate::limits::{
+    CANCELS_PER_REQUEST, CONTROL_PER_REPLICA, CONTROL_WAKES, DELIVERIES_PER_REQUEST, TURNS_PER_REPLICA,
+};
 use crate::mailbox::{Lane, PushError};
 use crate::outputs::{self, OutputWake};
+use crate::panics;
 use crate::policies::machine::MachineSeats;
 use crate::policies::order::PolicyOrder;
 use crate::policies::seats::{Machine, PreparedPolicies};
@@ -35,12 +38,16 @@ pub(crate) const CONTROL: Lane = Lane(4);
 /// Orders about policies: of one activation, and what is left of one that was given up.
 pub(crate) const POLICIES: Lane = Lane(5);
 
-/// Turns of one replica that may wait here.
-const TURNS_PER_REPLICA: usize = 256;
-
 /// Bounds of the lanes.
 pub(crate) fn lanes(requests_max: usize, replicas: usize) -> [usize; 6] {
-    [requests_max, 6 * requests_max, 3 * requests_max, TURNS_PER_REPLICA * replicas, 16 + 8 * replicas, 8]
+    [
+        requests_max,
+        CANCELS_PER_REQUEST * requests_max,
+        DELIVERIES_PER_REQUEST * requests_max,
+        TURNS_PER_REPLICA * replicas,
+        CONTROL_WAKES + CONTROL_PER_REPLICA * replicas,
+        8,
+    ]
 }
 
 /// Why the gateway loop wakes up.
@@ -111,10 +118,10 @@ impl GatewayLoop {
 
     /// Runs until shutdown. A panic ends the engine: every request fails, and liveness says so.
     pub fn run(mut self) {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.serve())) {
+        if catch_unwind(AssertUnwindSafe(|| self.serve())).is_err() {
             let digest = catch_unwind(AssertUnwindSafe(|| self.machine.decision_digest())).ok();
             tracing::error!(
-                panic = panic_text(panic.as_ref()),
+                at = panics::last_place(),
                 ?digest,
                 requests = self.requests.len(),
                 "the gateway loop panicked: every request fails and the engine is dead"

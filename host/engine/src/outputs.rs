@@ -16,10 +16,11 @@ use penstock_sched::replica::{FinishedTokens, ReplicaInput};
 use crate::answer::{Answer, AnswerEnd, Progress};
 use crate::config::Vocabulary;
 use crate::context::RequestContext;
-use crate::executor_loop::panic_text;
 use crate::gateway_loop::{self, GatewayWake};
+use crate::limits::{OUTPUT_WAKES_PER_REQUEST, TURNS_PER_REPLICA};
 use crate::mailbox::Lane;
 use crate::metrics::RequestEnd;
+use crate::panics;
 use crate::replica_wake::{self, FreezeCause, ReplicaWake};
 use crate::request::RequestEvent;
 use crate::stream::{Pushed, StreamWriter};
@@ -32,14 +33,10 @@ pub(crate) const NEWS: Lane = Lane(1);
 /// Turns of replicas. A replica waits for room here.
 pub(crate) const TURNS: Lane = Lane(2);
 
-/// Turns of one replica that may wait: further behind, it computes no more until text has caught up.
-pub(crate) const TURNS_PER_REPLICA: usize = 256;
-
 /// Bounds of the lanes.
 pub(crate) fn lanes(requests_max: usize, replicas: usize) -> [usize; 3] {
-    // A request's permit is held until its end has been handled here, so that the first lane cannot fill: it opens once, ends once, and
-    // is queued again only after a placement came to nothing, which attempts and refusals bound far below this.
-    [16 * requests_max + 1, requests_max, TURNS_PER_REPLICA * replicas]
+    // A request's permit is held until its end has been handled here, so that the first lane cannot fill.
+    [OUTPUT_WAKES_PER_REQUEST * requests_max + 1, requests_max, TURNS_PER_REPLICA * replicas]
 }
 
 /// Why the output loop wakes up.
@@ -106,9 +103,9 @@ impl OutputLoop {
 
     /// Runs until shutdown. A panic ends every stream as an internal failure and marks the engine dead.
     pub fn run(mut self) {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.serve())) {
-            let panic = panic_text(panic.as_ref());
-            tracing::error!(panic, "the output loop panicked: every open stream ends and the engine is dead");
+        if catch_unwind(AssertUnwindSafe(|| self.serve())).is_err() {
+            let at = panics::last_place();
+            tracing::error!(at, "the output loop panicked: every open stream ends and the engine is dead");
             self.wiring.die();
         }
         self.wiring.outputs.close();

@@ -21,21 +21,18 @@ use penstock_sched::message::{FromReplica, Load, ToReplica};
 use penstock_sched::replica::{Replica, ReplicaConfig, ReplicaEffect, ReplicaEffects, ReplicaEvent, ReplicaInput};
 
 use crate::context::RequestContext;
-use crate::executor_loop::{STEPS, StepOrder, StepOutcome, panic_text};
+use crate::executor_loop::{STEPS, StepOrder, StepOutcome};
 use crate::gateway_loop::{self, GatewayWake};
 use crate::latch::Latch;
+use crate::limits::{FREEZE_WINDOW, FREEZES_MAX};
 use crate::mailbox::Mailbox;
 use crate::outputs::{self, OutputWake, Turn, TurnItem};
+use crate::panics;
 use crate::policies::machine::MachineSeats;
 use crate::policies::order::PolicyOrder;
 use crate::replica_wake::{FreezeCause, ReplicaWake};
 use crate::status::ReplicaState;
 use crate::wiring::Wiring;
-
-/// Freezes within [`FREEZE_WINDOW`] after which a replica is given up: what breaks it comes back.
-const FREEZES_MAX: usize = 5;
-/// See [`FREEZES_MAX`].
-const FREEZE_WINDOW: Duration = Duration::from_s(60);
 
 /// What a replica's loop does now.
 enum Life {
@@ -182,7 +179,7 @@ impl ReplicaLoop {
         let now = self.wiring.clock.now();
         match catch_unwind(AssertUnwindSafe(|| Replica::new(self.config.clone(), now))) {
             Ok(machine) => self.life = Life::Serving(Box::new(machine)),
-            Err(panic) => return self.freeze_now(FreezeCause::Panic, Some(panic_text(panic.as_ref()))),
+            Err(_) => return self.freeze_now(FreezeCause::Panic, Some(&panics::last_place())),
         }
         let config = &self.config;
         let (replica, epoch) = (config.replica, config.epoch);
@@ -270,8 +267,8 @@ impl ReplicaLoop {
     fn follow(&mut self, generation: Generation) -> bool {
         match catch_unwind(AssertUnwindSafe(|| self.seats.follow(generation))) {
             Ok(changed) => changed,
-            Err(panic) => {
-                self.freeze_now(FreezeCause::Panic, Some(panic_text(panic.as_ref())));
+            Err(_) => {
+                self.freeze_now(FreezeCause::Panic, Some(&panics::last_place()));
                 false
             }
         }
@@ -305,7 +302,7 @@ impl ReplicaLoop {
             self.effects = effects;
         }));
         match done {
-            Err(panic) => self.freeze_now(FreezeCause::Panic, Some(panic_text(panic.as_ref()))),
+            Err(_) => self.freeze_now(FreezeCause::Panic, Some(&panics::last_place())),
             Ok(()) => {
                 if let Some(cause) = self.freeze.take() {
                     self.freeze_now(cause, None);
@@ -487,7 +484,7 @@ impl ReplicaLoop {
     }
 
     /// Takes this epoch out of service. What it has said before still counts.
-    fn freeze_now(&mut self, cause: FreezeCause, panic: Option<&str>) {
+    fn freeze_now(&mut self, cause: FreezeCause, panicked_at: Option<&str>) {
         let replica = self.config.replica;
         self.freeze = None;
         self.effects.clear();
@@ -496,7 +493,7 @@ impl ReplicaLoop {
         self.freezes.push_back(now);
         self.freezes.retain(|&at| now.since(at) <= FREEZE_WINDOW);
         let lost = cause == FreezeCause::ExecutorLost || self.freezes.len() > FREEZES_MAX;
-        self.dump(cause, panic, lost);
+        self.dump(cause, panicked_at, lost);
         self.wiring.metrics.frozen(cause.name());
         self.life = if lost { Life::Lost } else { Life::Frozen };
         if lost {
@@ -514,7 +511,7 @@ impl ReplicaLoop {
     }
 
     /// Everything that helps to find the cause, and nothing that a client wrote.
-    fn dump(&self, cause: FreezeCause, panic: Option<&str>, lost: bool) {
+    fn dump(&self, cause: FreezeCause, panicked_at: Option<&str>, lost: bool) {
         let digest = match &self.life {
             Life::Serving(machine) => catch_unwind(AssertUnwindSafe(|| machine.decision_digest())).ok(),
             Life::Frozen | Life::Lost => None,
@@ -523,7 +520,7 @@ impl ReplicaLoop {
             replica = self.config.replica.0,
             epoch = self.config.epoch.0,
             ?cause,
-            panic,
+            panicked_at,
             lost,
             digest = ?digest,
             requests = self.requests.len(),

@@ -9,8 +9,8 @@ use penstock_sched::replica::{ReplicaConfig, ReplicaInput};
 
 use crate::context::RequestContext;
 use crate::executor_loop::StepOutcome;
+use crate::limits::TURNS_PER_REPLICA;
 use crate::mailbox::Lane;
-use crate::outputs;
 use crate::policies::order::PolicyOrder;
 
 /// Dispatches and cancels of the gateway, which does not wait.
@@ -36,7 +36,7 @@ pub(crate) fn lanes(config: &ReplicaConfig, replicas: usize) -> [usize; 8] {
     // it hands over a turn, so that feedback cannot outnumber the turns that wait at the output loop, but for the two at its ends and the one that closes
     // an epoch.
     let granted = config.slots as usize + config.ready_window;
-    [4 * granted + 64, 1, outputs::TURNS_PER_REPLICA * replicas + 3, INFLIGHT_MAX + 1, 1, 8, 8, 1]
+    [4 * granted + 64, 1, TURNS_PER_REPLICA * replicas + 3, INFLIGHT_MAX + 1, 1, 8, 8, 1]
 }
 
 /// Why a replica's loop wakes up.

@@ -6,12 +6,13 @@
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_base::{CancelCause, Duration, Instant, ReplicaId, RequestId};
+use penstock_base::{CancelCause, Instant, ReplicaId, RequestId};
 use penstock_sched::gateway::DeliveryEvent;
 
 use crate::clock::Clock;
 use crate::config::EngineLimits;
 use crate::gateway_loop::{self, GatewayWake};
+use crate::limits::BEAT_MAX;
 use crate::mailbox::Mailbox;
 use crate::metrics::Metrics;
 use crate::outputs::OutputWake;
@@ -93,9 +94,6 @@ pub(crate) struct Board {
     /// By replica id.
     pub replicas: Mutex<Vec<ReplicaStatus>>,
 }
-
-/// A gateway loop that has not turned for this long is stuck: it wakes for the overload tick at least.
-const BEAT_MAX: Duration = Duration::from_s(10);
 
 impl Board {
     /// Of an engine that has not started.
