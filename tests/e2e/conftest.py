@@ -2,6 +2,8 @@
 
 import os
 import resource
+import shutil
+import tempfile
 
 import httpx
 import pytest
@@ -13,9 +15,16 @@ FIGURES = []
 
 
 def pytest_configure():
-    """Thousands of connections need as many descriptors, here and in the servers started from here."""
+    """What every server started from here inherits."""
+    # Thousands of connections need as many descriptors.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # A cache of their own: nothing is written to the user's.
+    os.environ["PENSTOCK_CACHE"] = tempfile.mkdtemp(prefix="penstock-e2e-")
+
+
+def pytest_unconfigure():
+    shutil.rmtree(os.environ.pop("PENSTOCK_CACHE"), ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items):

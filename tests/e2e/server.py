@@ -60,13 +60,10 @@ class Server:
         self.folder = folder
         self.log_path = folder / "log"
         self.keys_path = folder / "keys.toml"
-        secret = folder / "secret"
-        secret.write_bytes(bytes(range(32)))
         sections = {name: dict(section) for name, section in (config or {}).items()}
-        sections.setdefault("server", {})["secret_file"] = secret
         if keys is not None:
             self.keys_path.write_text(keys)
-            sections["server"]["keys"] = self.keys_path
+            sections.setdefault("server", {})["keys"] = self.keys_path
         config_path = folder / "penstock.toml"
         config_path.write_text(toml_text(sections))
         model = model or os.environ["PENSTOCK_DEMO_MODEL"]

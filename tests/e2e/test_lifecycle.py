@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -76,10 +77,14 @@ def test_config_prints_the_effective_configuration(tmp_path):
 @pytest.mark.skipif(tomllib is None, reason="tomllib needs Python 3.11")
 def test_every_key_of_the_configuration_is_documented_with_its_default():
     _, text, _ = run_to_end("config")
-    page = open("docs/configuration.md").read()
+    page = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
     documented = dict(re.findall(r"^\| `(\w+\.\w+)` \| [^|]* \| ([^|]*) \|", page, re.M))
     for section, keys in tomllib.loads(text).items():
         for key, value in keys.items():
+            if isinstance(value, dict):
+                # A class: one row stands for all eight.
+                assert set(value) <= {"sheddable", "floor_blocks", "slo_ttft_ms"}
+                continue
             shown = documented.pop(f"{section}.{key}", None)
             assert shown is not None, f"{section}.{key} is not in docs/configuration.md"
             assert shown.strip("` ") == json.dumps(value).strip('"'), f"{section}.{key}"

@@ -235,6 +235,10 @@ impl IntoResponse for ApiError {
         if self.is_drop() {
             headers.insert(DROPPED_REASON, HeaderValue::from_static(self.code));
         }
+        if matches!(self.status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
+            // The rest of the body will not be read.
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }

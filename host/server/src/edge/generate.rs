@@ -67,9 +67,7 @@ async fn handle(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
-    let caller = Caller::of(&app, &headers)?;
-    let slot = app.slot()?;
-    let held = body::read(&app, body).await?;
+    let body::Entered { caller, slot, held } = body::enter(&app, &headers, body).await?;
     let arrived = app.engine.clock().now();
     let claim = match &caller.idempotency_key {
         Some(key) => match claim(&app, &caller, key, &held.bytes).await? {

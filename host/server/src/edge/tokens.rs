@@ -42,10 +42,8 @@ pub async fn model(
 
 /// `POST /tokenize`: `{"prompt": ".."}` or `{"messages": [..]}` to ids.
 pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Json<Value>, ApiError> {
-    Caller::of(&app, &headers)?;
-    let _slot = app.slot()?;
-    let held = body::read(&app, body).await?;
-    let mut fields = held.fields(&app).await?;
+    let entered = body::enter(&app, &headers, body).await?;
+    let mut fields = entered.held.fields(&app).await?;
     let specials = fields.flag("add_special_tokens")?.unwrap_or(true);
     let ids: Vec<u32> = match fields.text("prompt")? {
         Some(text) => {
@@ -67,10 +65,8 @@ pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Bod
 
 /// `POST /detokenize`: `{"tokens": [..]}` to text.
 pub async fn detokenize(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) -> Result<Json<Value>, ApiError> {
-    Caller::of(&app, &headers)?;
-    let _slot = app.slot()?;
-    let held = body::read(&app, body).await?;
-    let mut fields = held.fields(&app).await?;
+    let entered = body::enter(&app, &headers, body).await?;
+    let mut fields = entered.held.fields(&app).await?;
     let tokenizer = app.model.tokenizer();
     let vocabulary = tokenizer.vocab_len() as u64;
     let bad = || ApiError::bad_field("tokens", format!("`tokens` must be a list of token ids below {vocabulary}"));
