@@ -266,8 +266,10 @@ impl Engine {
     }
 
     /// Ends a request early; its stream still gets its typed end. Idempotent, and harmless when it is over.
-    pub fn cancel(&self, request: RequestId, cause: CancelCause) {
-        self.wiring.cancel(request, cause);
+    ///
+    /// False when the gateway is so far behind that it could not be told: worth another try.
+    pub fn cancel(&self, request: RequestId, cause: CancelCause) -> bool {
+        self.wiring.cancel(request, cause)
     }
 
     /// Puts another policy set in force while requests run: made and tried for every machine first, then switched at each machine's step

@@ -85,6 +85,8 @@ pub(crate) struct GatewayLoop {
     sends: Vec<(ReplicaId, ReplicaEpoch, ToReplica)>,
     /// Requests that arrived and have not ended.
     requests: HashMap<RequestId, Tracked>,
+    /// Cancelled while a replica had them, and not confirmed by it yet: where, and when the cancel came. Bounded like what runs.
+    settling: HashMap<RequestId, (ReplicaId, Instant)>,
     /// Set by shutdown: the loop ends when nothing runs any more, and then at the latest.
     stop_at: Option<Instant>,
     /// Replicas that will not come back.
@@ -96,8 +98,6 @@ struct Tracked {
     context: Arc<RequestContext>,
     /// Where it is placed.
     placed: Option<ReplicaId>,
-    /// When the first cancel for it came.
-    cancelled_at: Option<Instant>,
 }
 
 impl GatewayLoop {
@@ -111,6 +111,7 @@ impl GatewayLoop {
             effects: GatewayEffects::new(),
             sends: Vec::new(),
             requests: HashMap::new(),
+            settling: HashMap::new(),
             stop_at: None,
             replicas_lost: 0,
         }
@@ -196,7 +197,14 @@ impl GatewayLoop {
                     if let FromReplica::Refuse { request, .. } = message {
                         self.unplaced(request);
                     }
+                    let over = match message {
+                        FromReplica::Refuse { request, .. } | FromReplica::Ended { request, .. } => Some(request),
+                        _ => None,
+                    };
                     self.step(GatewayInput::Replica { replica, epoch, message });
+                    if let Some(request) = over {
+                        self.settled(request, replica);
+                    }
                 }
             }
             GatewayWake::ReplicaUp(facts) => {
@@ -222,6 +230,11 @@ impl GatewayLoop {
                     self.unplaced(request);
                 }
                 self.step(GatewayInput::ReplicaDown { replica, epoch });
+                let its =
+                    |(&request, &(at, _)): (&RequestId, &(ReplicaId, Instant))| (at == replica).then_some(request);
+                for request in self.settling.iter().filter_map(its).collect::<Vec<_>>() {
+                    self.settled(request, replica);
+                }
             }
             GatewayWake::Drain => self.step(GatewayInput::Drain),
             GatewayWake::CancelAll(cause) => self.cancel_all(cause),
@@ -249,16 +262,27 @@ impl GatewayLoop {
             // The loop has ended; the writer's drop has ended the stream.
             return;
         }
-        self.requests.insert(manifest.request, Tracked { context, placed: None, cancelled_at: None });
+        self.requests.insert(manifest.request, Tracked { context, placed: None });
         self.wiring.board.waiting(1, i64::from(manifest.input_tokens));
         self.step(GatewayInput::Arrive(manifest));
     }
 
     fn cancel(&mut self, request: RequestId, cause: CancelCause) {
-        if let Some(tracked) = self.requests.get_mut(&request) {
-            tracked.cancelled_at.get_or_insert(self.wiring.clock.now());
-        }
+        let placed = self.requests.get(&request).and_then(|tracked| tracked.placed);
+        let at = self.wiring.clock.now();
         self.step(GatewayInput::Cancel { request, cause });
+        if let Some(replica) = placed
+            && !self.requests.contains_key(&request)
+        {
+            self.settling.insert(request, (replica, at));
+        }
+    }
+
+    /// A replica says, or shows by being gone, that it does nothing more for a request.
+    fn settled(&mut self, request: RequestId, replica: ReplicaId) {
+        if let Some((_, at)) = self.settling.remove(&request).filter(|(at, _)| *at == replica) {
+            self.wiring.metrics.cancelled_after(self.wiring.clock.now().since(at));
+        }
     }
 
     fn step(&mut self, input: GatewayInput) {
@@ -372,9 +396,90 @@ impl GatewayLoop {
         self.unplaced(request);
         if let Some(tracked) = self.requests.remove(&request) {
             self.wiring.board.waiting(-1, -i64::from(tracked.context.manifest.input_tokens));
-            if let Some(at) = tracked.cancelled_at {
-                self.wiring.metrics.cancelled_after(self.wiring.clock.now().since(at));
-            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policies::seats::PolicySource;
+    use crate::rig;
+    use penstock_base::{DispatchNumber, Outcome};
+    use penstock_sched::message::{Credit, Report, Usage};
+
+    const REPLICA: ReplicaId = ReplicaId(0);
+    const EPOCH: ReplicaEpoch = ReplicaEpoch(1);
+
+    fn hear(gateway: &mut GatewayLoop, message: FromReplica) {
+        gateway.handle(GatewayWake::Replica { replica: REPLICA, epoch: EPOCH, messages: vec![message] });
+    }
+
+    /// A gateway with a replica that takes one request.
+    fn gateway(wiring: &Arc<Wiring>) -> GatewayLoop {
+        let policies = PolicySource::native().prepare(Machine::Gateway, None, 1_024).expect("native policies");
+        let mut gateway = GatewayLoop::new(Arc::clone(wiring), GatewayConfig::default(), policies);
+        gateway.handle(GatewayWake::ReplicaUp(ReplicaFacts {
+            replica: REPLICA,
+            epoch: EPOCH,
+            role_code: 3,
+            total_blocks: 64,
+            slots: 4,
+            round_tokens: 64,
+            context_tokens_max: 1_024,
+            speed_ppm: 1_000_000,
+            zone_rank: 0,
+        }));
+        let report = Report {
+            number: 1,
+            as_of: wiring.clock.now(),
+            covers: DispatchNumber(0),
+            credit: Credit { requests: 1, prefill_tokens: 64, blocks: 64 },
+            load: Default::default(),
+            cache_sequence: 0,
+        };
+        hear(&mut gateway, FromReplica::Report(report));
+        gateway
+    }
+
+    #[test]
+    fn a_cancel_lasts_until_the_replica_has_confirmed_it() {
+        let wiring = rig::wiring(8);
+        let mut gateway = gateway(&wiring);
+        let mut readers = Vec::new();
+        let mut submit = |gateway: &mut GatewayLoop, number| {
+            let (context, writer, reader) = rig::request(&wiring, number);
+            readers.push(reader);
+            let request = context.request();
+            gateway.handle(GatewayWake::Submit { context, writer });
+            request
+        };
+        let (placed, queued) = (submit(&mut gateway, 1), submit(&mut gateway, 2));
+        assert_eq!(gateway.machine.running_requests(), 1, "the credit is for one");
+        let cancels = || rig::metric(&wiring, "penstock_cancel_seconds_count");
+        for request in [queued, placed] {
+            gateway.handle(GatewayWake::Cancel { request, cause: CancelCause::Client });
+            assert!(!gateway.requests.contains_key(&request), "its client is told at once");
+        }
+        assert_eq!(cancels(), 0.0, "one had no work, the other's is not known to be over");
+        let outcome = Outcome::Cancelled(CancelCause::Client);
+        hear(&mut gateway, FromReplica::Ended { request: placed, attempt: 1, outcome, usage: Usage::default() });
+        assert_eq!(cancels(), 1.0);
+        hear(&mut gateway, FromReplica::Ended { request: placed, attempt: 1, outcome, usage: Usage::default() });
+        assert_eq!(cancels(), 1.0, "once");
+    }
+
+    #[test]
+    fn a_replica_that_is_lost_has_stopped_working_on_what_was_cancelled() {
+        let wiring = rig::wiring(8);
+        let mut gateway = gateway(&wiring);
+        let (context, writer, _reader) = rig::request(&wiring, 1);
+        let request = context.request();
+        gateway.handle(GatewayWake::Submit { context, writer });
+        gateway.handle(GatewayWake::Cancel { request, cause: CancelCause::Drain });
+        assert_eq!(rig::metric(&wiring, "penstock_cancel_seconds_count"), 0.0);
+        gateway.handle(GatewayWake::ReplicaDown { replica: REPLICA, epoch: EPOCH, lost: false });
+        assert_eq!(rig::metric(&wiring, "penstock_cancel_seconds_count"), 1.0);
+        assert!(gateway.settling.is_empty());
     }
 }

@@ -23,6 +23,8 @@ mod policies;
 mod replica_loop;
 mod replica_wake;
 mod request;
+#[cfg(test)]
+mod rig;
 mod status;
 mod stream;
 mod wiring;

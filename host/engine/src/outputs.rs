@@ -94,6 +94,10 @@ struct Output {
     first_token_at: Option<Instant>,
     /// Its client was too slow.
     slow: bool,
+    /// Its client has left.
+    left: bool,
+    /// A cancel that the gateway has not been told of yet.
+    owed: Option<CancelCause>,
 }
 
 impl OutputLoop {
@@ -153,7 +157,16 @@ impl OutputLoop {
             Answer::new(context.stops.clone(), params.min_tokens, context.chain.clone())
         };
         let answers = context.sampling.iter().map(answer).collect();
-        let output = Output { writer, answers, placed_at: None, first_token_at: None, slow: false, context };
+        let output = Output {
+            writer,
+            answers,
+            placed_at: None,
+            first_token_at: None,
+            slow: false,
+            left: false,
+            owed: None,
+            context,
+        };
         self.requests.insert(output.context.request(), output);
     }
 
@@ -262,13 +275,26 @@ impl Output {
             }
             if pushed == Pushed::Overflowed {
                 self.slow = true;
-                wiring.cancel(self.context.request(), CancelCause::SlowClient);
+                self.owed = Some(CancelCause::SlowClient);
             }
+            self.left |= pushed == Pushed::Abandoned;
         }
+        self.insist(wiring);
         if let Some(end) = ended {
             let answer = &self.answers[usize::from(choice)];
             wiring.metrics.answer_ended(end.tokens, answer.last_at.since(answer.first_at.unwrap_or(answer.last_at)));
             self.writer.choice_ended(choice, end.outcome, end.tokens);
+        }
+    }
+
+    /// Tells the gateway of a cancel that is owed to it: of a slow client, or of one that left while there was no room for the news. What
+    /// finds no room this time either is told with the next tokens.
+    fn insist(&mut self, wiring: &Wiring) {
+        if self.left && self.writer.takes_over_cancel() {
+            self.owed.get_or_insert(CancelCause::Client);
+        }
+        if self.owed.is_some_and(|cause| wiring.cancel(self.context.request(), cause)) {
+            self.owed = None;
         }
     }
 
@@ -303,8 +329,10 @@ impl Output {
         (outcome, Usage { output_tokens: self.output_tokens(), ..usage })
     }
 
+    /// Output tokens that the client got: what counts of its answers, less what it left unread when it went.
     fn output_tokens(&self) -> u32 {
-        self.answers.iter().map(Answer::counted_tokens).sum()
+        let counted: u32 = self.answers.iter().map(Answer::counted_tokens).sum();
+        counted.saturating_sub(self.writer.left_unread())
     }
 
     /// Ends the client's stream.
@@ -327,6 +355,7 @@ impl Output {
             decode: self.first_token_at.map(|at| now.since(at)),
             prompt_tokens: manifest.input_tokens,
         });
+        wiring.metrics.discarded(self.writer.left_unread() as usize);
         let usage = Usage { output_tokens: self.output_tokens(), ..usage };
         tracing::debug!(
             request = manifest.request.0,
@@ -338,5 +367,83 @@ impl Output {
         );
         self.context.settle_tokens(usage.output_tokens);
         self.writer.end(outcome, usage, retry_after_ms);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rig;
+    use penstock_base::GatewayEpoch;
+    use std::borrow::Cow;
+
+    struct Letters;
+
+    impl Vocabulary for Letters {
+        fn token_bytes(&self, _: u32) -> Cow<'_, [u8]> {
+            Cow::Borrowed(b"x")
+        }
+    }
+
+    /// An output loop with one open request, and its reader.
+    fn opened(wiring: &Arc<Wiring>) -> (OutputLoop, SeqId, Arc<RequestContext>, crate::stream::EventStream) {
+        let mut outputs = OutputLoop::new(Arc::clone(wiring), Arc::new(Letters), 16);
+        let (context, writer, reader) = rig::request(wiring, 1);
+        outputs.open(Arc::clone(&context), writer);
+        (outputs, SeqId { request: context.request(), index: 0 }, context, reader)
+    }
+
+    fn tokens(outputs: &mut OutputLoop, seq: SeqId, first: u32, count: u32) {
+        let token = |id| SampledToken { id, logprob: 0.0, top: Vec::new() };
+        outputs.tokens(seq, 1, first, (first..first + count).map(token).collect());
+    }
+
+    /// Cancels that lie at the gateway.
+    fn cancels(wiring: &Wiring) -> Vec<(RequestId, CancelCause)> {
+        let mut wakes = Vec::new();
+        wiring.gateway.take_all(&mut wakes, Some(std::time::Instant::now()));
+        let cancel = |wake: &GatewayWake| match wake {
+            GatewayWake::Cancel { request, cause } => Some((*request, *cause)),
+            _ => None,
+        };
+        wakes.iter().filter_map(cancel).collect()
+    }
+
+    #[test]
+    fn what_a_client_that_leaves_had_not_read_is_not_billed() {
+        let wiring = rig::wiring(4);
+        let (mut outputs, seq, context, mut reader) = opened(&wiring);
+        tokens(&mut outputs, seq, 0, 3);
+        let read = reader.try_recv();
+        assert!(matches!(read, Some(RequestEvent::Text { tokens, .. }) if tokens.len() == 3));
+        tokens(&mut outputs, seq, 3, 4);
+        drop(reader);
+        tokens(&mut outputs, seq, 7, 2);
+        // The gateway heard of the client first, and tells its end; the replica ends it later, with all that it delivered.
+        let told = Usage { prompt_tokens: 10, output_tokens: 7, ..Usage::default() };
+        let output = outputs.requests.remove(&seq.request).expect("it is open");
+        let outcome = Outcome::Cancelled(CancelCause::Client);
+        assert_eq!(output.settled(outcome, told).1.output_tokens, 3, "three were read");
+        output.end(&wiring, outcome, told, 0);
+        assert_eq!(context.settled_tokens(), 3, "what the ledger is told when the replica is done");
+        assert_eq!(rig::metric(&wiring, "vllm:generation_tokens_total"), 7.0, "handed to the stream, read or not");
+        assert_eq!(rig::metric(&wiring, "penstock_discarded_tokens_total"), 6.0, "four unread and two behind");
+    }
+
+    #[test]
+    fn a_cancel_that_found_no_room_is_told_again_with_the_next_tokens() {
+        let wiring = rig::wiring(1);
+        let (mut outputs, seq, _context, reader) = opened(&wiring);
+        tokens(&mut outputs, seq, 0, 1);
+        // Cancels of somebody else take the whole lane.
+        let other = RequestId::new(GatewayEpoch(1), 99).expect("a small number");
+        while wiring.cancel(other, CancelCause::Drain) {}
+        drop(reader);
+        tokens(&mut outputs, seq, 1, 1);
+        assert!(cancels(&wiring).iter().all(|(request, _)| *request == other), "there was no room for it");
+        tokens(&mut outputs, seq, 2, 1);
+        assert_eq!(cancels(&wiring), [(seq.request, CancelCause::Client)]);
+        tokens(&mut outputs, seq, 3, 1);
+        assert_eq!(cancels(&wiring), [], "and once");
     }
 }

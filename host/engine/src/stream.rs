@@ -20,8 +20,8 @@ use crate::request::{DeliveredToken, RequestEvent};
 
 /// What a stream tells the gateway of its client.
 pub(crate) trait ClientSide: Send + Sync {
-    /// The client is not interested any more.
-    fn cancel(&self, request: RequestId, cause: CancelCause);
+    /// The client is not interested any more. False when the gateway could not be told.
+    fn cancel(&self, request: RequestId, cause: CancelCause) -> bool;
     /// Something happened on the delivery axis.
     fn delivery(&self, request: RequestId, event: DeliveryEvent);
 }
@@ -44,16 +44,19 @@ struct Shared {
 /// What waits for the client. Changed by the writing end (appends) and the reading end (takes).
 #[derive(Default)]
 struct Buffer {
-    events: VecDeque<RequestEvent>,
+    /// Unread events, oldest first, with the time since when they lie here; text that joins keeps the time of what it joins.
+    events: VecDeque<(Instant, RequestEvent)>,
     bytes: usize,
-    /// Since when the oldest unread event lies here.
-    unread_since: Instant,
     /// No more text is taken: the client was too slow.
     overflowed: bool,
     /// The last event is in.
     ended: bool,
     /// Nobody reads any more.
     abandoned: bool,
+    /// Tokens that lay here unread when the reader left before the end: the client never got them.
+    left_unread: u32,
+    /// The gateway could not be told that the reader left.
+    owes_cancel: bool,
     waker: Option<Waker>,
 }
 
@@ -111,8 +114,9 @@ impl StreamWriter {
         if buffer.overflowed || buffer.ended {
             return Pushed::Dropped;
         }
-        let joins = matches!(buffer.events.back(), Some(RequestEvent::Text { choice: last, .. }) if *last == choice);
-        let late = !buffer.events.is_empty() && now.since(buffer.unread_since) > self.shared.send_timeout;
+        let joins =
+            matches!(buffer.events.back(), Some((_, RequestEvent::Text { choice: last, .. })) if *last == choice);
+        let late = buffer.events.front().is_some_and(|(since, _)| now.since(*since) > self.shared.send_timeout);
         if late
             || buffer.bytes.saturating_add(size) > self.shared.bytes_max
             || (!joins && buffer.events.len() >= self.shared.events_max)
@@ -121,7 +125,7 @@ impl StreamWriter {
             return Pushed::Overflowed;
         }
         match buffer.events.back_mut() {
-            Some(RequestEvent::Text { text: unread, tokens: unread_tokens, .. }) if joins => {
+            Some((_, RequestEvent::Text { text: unread, tokens: unread_tokens, .. })) if joins => {
                 unread.push_str(&text);
                 unread_tokens.extend(tokens);
                 self.shared.grow(&mut buffer, size);
@@ -154,6 +158,16 @@ impl StreamWriter {
         }
     }
 
+    /// Tokens that were in the stream, unread, when its reader left before the end. They count as not delivered.
+    pub fn left_unread(&self) -> u32 {
+        self.shared.lock().left_unread
+    }
+
+    /// Did the reader leave without the gateway having been told? Said once.
+    pub fn takes_over_cancel(&self) -> bool {
+        std::mem::take(&mut self.shared.lock().owes_cancel)
+    }
+
     /// Ends the stream. Always fits.
     pub fn end(self, outcome: Outcome, usage: Usage, retry_after_ms: u32) {
         self.shared.end(outcome, usage, retry_after_ms);
@@ -172,11 +186,8 @@ impl Shared {
         if buffer.abandoned {
             return;
         }
-        if buffer.events.is_empty() {
-            buffer.unread_since = now;
-        }
         let size = event_bytes(&event);
-        buffer.events.push_back(event);
+        buffer.events.push_back((now, event));
         self.grow(buffer, size);
     }
 
@@ -205,11 +216,10 @@ impl Shared {
     }
 
     fn take(&self, buffer: &mut Buffer) -> Option<RequestEvent> {
-        let event = buffer.events.pop_front()?;
+        let (_, event) = buffer.events.pop_front()?;
         // Sizes add up over joins, and an event's size is the sum of its parts.
         let size = event_bytes(&event);
         buffer.bytes -= size;
-        buffer.unread_since = self.clock.now();
         self.total_bytes.fetch_sub(size as i64, Ordering::Relaxed);
         Some(event)
     }
@@ -226,7 +236,7 @@ pub struct RecvTimeout;
 
 /// The client's end of a request: its events in order, [`RequestEvent::Ended`] last and exactly once.
 ///
-/// Dropping it before the end cancels the request; its work stops within one step.
+/// Dropping it before the end cancels the request; its work stops within one step, and tokens that lay here unread are not billed.
 pub struct EventStream {
     shared: Arc<Shared>,
     client: Arc<dyn ClientSide>,
@@ -335,16 +345,27 @@ impl Drop for EventStream {
             let mut buffer = self.shared.lock();
             self.shared.total_bytes.fetch_sub(buffer.bytes as i64, Ordering::Relaxed);
             buffer.bytes = 0;
-            buffer.events = VecDeque::new();
+            let unread = std::mem::take(&mut buffer.events);
             buffer.abandoned = true;
+            if !buffer.ended {
+                buffer.left_unread = unread.iter().map(|(_, event)| tokens_of(event)).sum();
+            }
             buffer.ended
         };
         if !self.acknowledged {
             self.client.delivery(self.shared.request, DeliveryEvent::Disconnected);
         }
-        if !over {
-            self.client.cancel(self.shared.request, CancelCause::Client);
+        if !over && !self.client.cancel(self.shared.request, CancelCause::Client) {
+            self.shared.lock().owes_cancel = true;
         }
+    }
+}
+
+/// Tokens that an event brings.
+fn tokens_of(event: &RequestEvent) -> u32 {
+    match event {
+        RequestEvent::Text { tokens, .. } => u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+        _ => 0,
     }
 }
 
@@ -378,11 +399,12 @@ mod tests {
     use std::time::Duration as StdDuration;
 
     #[derive(Default)]
-    struct Told(Mutex<Vec<String>>);
+    struct Told(Mutex<Vec<String>>, std::sync::atomic::AtomicBool);
 
     impl ClientSide for Told {
-        fn cancel(&self, _: RequestId, cause: CancelCause) {
+        fn cancel(&self, _: RequestId, cause: CancelCause) -> bool {
             self.0.lock().unwrap().push(format!("cancel {cause:?}"));
+            !self.1.load(Ordering::Relaxed)
         }
         fn delivery(&self, _: RequestId, event: DeliveryEvent) {
             self.0.lock().unwrap().push(format!("{event:?}"));
@@ -466,7 +488,7 @@ mod tests {
 
         let (_rig, writer, _reader) = rig(EngineLimits { send_timeout: Duration::ZERO, ..EngineLimits::default() });
         assert_eq!(writer.text(0, "a".into(), vec![]), Pushed::Taken);
-        while writer.shared.clock.now() == writer.shared.lock().unread_since {}
+        while writer.shared.clock.now() == writer.shared.lock().events[0].0 {}
         assert_eq!(writer.text(0, "b".into(), vec![]), Pushed::Overflowed);
     }
 
@@ -482,6 +504,51 @@ mod tests {
         drop(writer);
         assert_eq!(rig.permits.held().requests, 0);
         assert_eq!(rig.total.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn tokens_that_lie_unread_when_the_reader_leaves_are_counted_and_read_ones_are_not() {
+        let (_rig, writer, mut reader) = rig(EngineLimits::default());
+        writer.text(0, "ab".into(), vec![token(1), token(2)]);
+        assert!(matches!(reader.try_recv(), Some(RequestEvent::Text { .. })));
+        writer.text(0, "cde".into(), vec![token(3), token(4), token(5)]);
+        writer.text(1, "f".into(), vec![token(6)]);
+        assert_eq!(writer.left_unread(), 0, "it may still read them");
+        drop(reader);
+        assert_eq!(writer.left_unread(), 4);
+
+        let (_rig, writer, reader) = rig(EngineLimits::default());
+        writer.text(0, "a".into(), vec![token(1)]);
+        let shared = Arc::clone(&writer.shared);
+        writer.end(Outcome::Stop, Usage::default(), 0);
+        drop(reader);
+        assert_eq!(shared.lock().left_unread, 0, "the end had said what counts");
+    }
+
+    #[test]
+    fn a_cancel_that_found_no_room_is_left_to_the_writer_once() {
+        let (rig, writer, reader) = rig(EngineLimits::default());
+        rig.told.1.store(true, Ordering::Relaxed);
+        drop(reader);
+        assert!(writer.takes_over_cancel());
+        assert!(!writer.takes_over_cancel());
+        let (_rig, writer, reader) = self::rig(EngineLimits::default());
+        drop(reader);
+        assert!(!writer.takes_over_cancel(), "the gateway knows");
+    }
+
+    #[test]
+    fn the_oldest_unread_event_has_its_own_age_whatever_is_read_before_it() {
+        let (_rig, writer, mut reader) = rig(EngineLimits::default());
+        writer.text(0, "a".into(), vec![]);
+        writer.text(1, "b".into(), vec![]);
+        let second = writer.shared.lock().events[1].0;
+        while writer.shared.clock.now() == second {}
+        assert!(reader.try_recv().is_some());
+        assert_eq!(writer.shared.lock().events[0].0, second, "reading the first does not make the second younger");
+        writer.text(1, "c".into(), vec![]);
+        let buffer = writer.shared.lock();
+        assert_eq!((buffer.events.len(), buffer.events[0].0), (1, second), "nor does text that joins it");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::config::EngineLimits;
 use crate::gateway_loop::{self, GatewayWake};
 use crate::limits::BEAT_MAX;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Mailbox, PushError};
 use crate::metrics::Metrics;
 use crate::outputs::OutputWake;
 use crate::permit::Permits;
@@ -49,19 +49,30 @@ impl Wiring {
         self.outputs.close();
     }
 
-    /// Asks the gateway to end a request.
-    pub fn cancel(&self, request: RequestId, cause: CancelCause) {
+    /// Asks the gateway to end a request. False when it could not be told: its lane is full, or its loop has ended and everything with it.
+    pub fn cancel(&self, request: RequestId, cause: CancelCause) -> bool {
         let wake = GatewayWake::Cancel { request, cause };
-        if self.gateway.try_push(gateway_loop::CANCELS, wake).is_err() {
-            // The lane has room for every cancel that can be under way, so that only an ended loop refuses.
-            tracing::debug!(request = request.0, ?cause, "a cancel came after the gateway loop's end");
+        match self.gateway.try_push(gateway_loop::CANCELS, wake) {
+            Ok(()) => true,
+            Err(PushError::Full(_)) => {
+                tracing::warn!(
+                    request = request.0,
+                    ?cause,
+                    "the gateway is behind with cancels: one is told again later"
+                );
+                false
+            }
+            Err(PushError::Closed(_)) => {
+                tracing::debug!(request = request.0, ?cause, "a cancel came after the gateway loop's end");
+                false
+            }
         }
     }
 }
 
 impl crate::stream::ClientSide for Wiring {
-    fn cancel(&self, request: RequestId, cause: CancelCause) {
-        Wiring::cancel(self, request, cause);
+    fn cancel(&self, request: RequestId, cause: CancelCause) -> bool {
+        Wiring::cancel(self, request, cause)
     }
 
     fn delivery(&self, request: RequestId, event: DeliveryEvent) {

@@ -29,7 +29,35 @@ fn a_client_that_leaves_frees_its_blocks_within_one_step() {
     control.let_through(1);
     rig.wait_until_empty();
     assert!(control.steps() <= before + 1, "at most the step in flight was computed for nobody");
-    assert!(rig.metric("penstock_cancel_seconds_count") >= 1.0);
+    rig.wait_until("the replica's word at the gateway", |_| rig.metric("penstock_cancel_seconds_count") == 1.0);
+}
+
+#[test]
+fn a_client_that_leaves_pays_for_what_it_read() {
+    let rig = Rig::usual();
+    let control = &rig.controls[0];
+    control.hold();
+    let mut stream = rig.submit(rig.submission(&prompt(1, 12), 400));
+    control.let_through(6);
+    rig.wait_until("text", |status| status.queue.send_buffer_bytes > 0);
+    let mut read = 0;
+    while read == 0 {
+        if let Some(RequestEvent::Text { tokens, .. }) = stream.recv_timeout(PATIENCE).unwrap() {
+            read = tokens.len();
+        }
+    }
+    let handed = |rig: &Rig| rig.metric("vllm:generation_tokens_total");
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while handed(&rig) < 6.0 {
+        assert!(std::time::Instant::now() < deadline);
+        std::thread::yield_now();
+    }
+    drop(stream);
+    rig.wait_until("its end", |status| status.queue.in_flight_requests == 0);
+    // One step a token: what was not read by then lay in the stream, or was counted as discarded on its way there.
+    assert_eq!(rig.metric("penstock_discarded_tokens_total"), 6.0 - read as f64);
+    control.release();
+    rig.wait_until_empty();
 }
 
 #[test]

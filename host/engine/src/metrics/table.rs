@@ -123,7 +123,7 @@ table! {
         &["block_size", "num_gpu_blocks"],
     );
     PROMPT_TOKENS = Definition::counter("vllm:prompt_tokens_total", "Prompt tokens of requests that ended after they ran.", &[]);
-    GENERATION_TOKENS = Definition::counter("vllm:generation_tokens_total", "Output tokens handed to clients' streams.", &[]);
+    GENERATION_TOKENS = Definition::counter("vllm:generation_tokens_total", "Output tokens handed to clients' streams, those that a client which left had not read included.", &[]);
     PREFIX_QUERIES = Definition::counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", &[]);
     PREFIX_HITS = Definition::counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", &[]);
     PREEMPTIONS = Definition::counter("vllm:num_preemptions_total", "Sequences that gave their blocks back before their end.", &[]);
@@ -212,7 +212,7 @@ table! {
     SLOW_CLIENTS = Definition::counter("penstock_slow_clients_total", "Requests cancelled because their client read too slowly.", &[]);
     CANCEL_TIME = Definition::histogram(
         "penstock_cancel_seconds",
-        "From a cancel's arrival to the end of all work for its request.",
+        "From a cancel's arrival to the word of the replica that it does nothing more for the request; requests that no replica had do not count.",
         STEP_S,
     );
     STEP_EXECUTOR = Definition::histogram("penstock_step_executor_seconds", "Time of one step inside the executor.", STEP_S);
@@ -235,11 +235,11 @@ table! {
     );
     CLOCK_CLAMPED = Definition::counter("penstock_clock_clamped_total", "Times the clock seemed to run backwards.", &["machine"]);
     CACHE_GAPS = Definition::counter("penstock_cache_event_gaps_total", "Gaps seen in replicas' cache events.", &[]);
-    HELD_CREDIT = Definition::counter("penstock_held_credits_total", "Times a replica's credit was kept for a request that did not fit.", &[]);
+    HELD_CREDIT = Definition::counter("penstock_held_credit_total", "Times a replica's credit was kept for a request that did not fit.", &[]);
     NO_PROGRESS = Definition::gauge("penstock_no_progress", "1 while work waits, a replica is ready and nothing moves.", &[]);
     DISCARDED_TOKENS = Definition::counter(
         "penstock_discarded_tokens_total",
-        "Tokens computed and neither delivered nor billed (behind a stop string, or for a client that left).",
+        "Tokens computed and not billed: behind a stop string, for a client that left, or left unread by it.",
         &[],
     );
     REPEATED_TOKENS = Definition::counter(
