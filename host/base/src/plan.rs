@@ -36,7 +36,7 @@ impl Plan {
 /// A change to what an executor holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PlanOp {
-    /// The slot now belongs to `seq`, with an empty block table. Token history comes from the driver, which knows the sequence.
+    /// The slot now belongs to `seq`, with an empty block table, also when another sequence was in it. Token history comes from the driver, which knows the sequence.
     OpenSlot {
         /// Where.
         slot: Slot,
@@ -58,12 +58,13 @@ pub enum PlanOp {
     CopyBlock {
         /// Source; stays as it is.
         from: BlockRef,
-        /// Destination; nobody else refers to it yet.
+        /// Destination; no row refers to it yet, though a slot may still list an older generation of it.
         to: BlockRef,
         /// Leading tokens that must be copied.
         tokens: u32,
     },
-    /// The slot is free again; its table and history are forgotten.
+    /// The slot is free again; its table and history are forgotten. Nothing happens when it was not open: after a failed step the core
+    /// cannot know.
     DropSlot {
         /// Where.
         slot: Slot,
