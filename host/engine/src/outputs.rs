@@ -94,8 +94,6 @@ struct Output {
     first_token_at: Option<Instant>,
     /// Its client was too slow.
     slow: bool,
-    /// Its client has left.
-    left: bool,
     /// A cancel that the gateway has not been told of yet.
     owed: Option<CancelCause>,
 }
@@ -157,16 +155,8 @@ impl OutputLoop {
             Answer::new(context.stops.clone(), params.min_tokens, context.chain.clone())
         };
         let answers = context.sampling.iter().map(answer).collect();
-        let output = Output {
-            writer,
-            answers,
-            placed_at: None,
-            first_token_at: None,
-            slow: false,
-            left: false,
-            owed: None,
-            context,
-        };
+        let output =
+            Output { writer, answers, placed_at: None, first_token_at: None, slow: false, owed: None, context };
         self.requests.insert(output.context.request(), output);
     }
 
@@ -277,7 +267,6 @@ impl Output {
                 self.slow = true;
                 self.owed = Some(CancelCause::SlowClient);
             }
-            self.left |= pushed == Pushed::Abandoned;
         }
         self.insist(wiring);
         if let Some(end) = ended {
@@ -287,11 +276,11 @@ impl Output {
         }
     }
 
-    /// Tells the gateway of a cancel that is owed to it: of a slow client, or of one that left while there was no room for the news. What
+    /// Tells the gateway of a cancel that is owed to it: of a slow client, or what the reader wanted while there was no room for the news. What
     /// finds no room this time either is told with the next tokens.
     fn insist(&mut self, wiring: &Wiring) {
-        if self.left && self.writer.takes_over_cancel() {
-            self.owed.get_or_insert(CancelCause::Client);
+        if let Some(cause) = self.writer.take_owed_cancel() {
+            self.owed.get_or_insert(cause);
         }
         if self.owed.is_some_and(|cause| wiring.cancel(self.context.request(), cause)) {
             self.owed = None;

@@ -55,8 +55,8 @@ struct Buffer {
     abandoned: bool,
     /// Tokens that lay here unread when the reader left before the end: the client never got them.
     left_unread: u32,
-    /// The gateway could not be told that the reader left.
-    owes_cancel: bool,
+    /// A cancel of the reader's that the gateway could not be told of.
+    owes_cancel: Option<CancelCause>,
     waker: Option<Waker>,
 }
 
@@ -163,9 +163,9 @@ impl StreamWriter {
         self.shared.lock().left_unread
     }
 
-    /// Did the reader leave without the gateway having been told? Said once.
-    pub fn takes_over_cancel(&self) -> bool {
-        std::mem::take(&mut self.shared.lock().owes_cancel)
+    /// The reader's cancel that the gateway could not be told of. Handed over once.
+    pub fn take_owed_cancel(&self) -> Option<CancelCause> {
+        self.shared.lock().owes_cancel.take()
     }
 
     /// Ends the stream. Always fits.
@@ -321,7 +321,10 @@ impl EventStream {
 
     /// Ends the request early for a reason other than the client's leaving; the stream still ends with its typed end.
     pub fn cancel(&self, cause: CancelCause) {
-        self.client.cancel(self.shared.request, cause);
+        if !self.client.cancel(self.shared.request, cause) {
+            // The writing end tells it when it has the next text.
+            self.shared.lock().owes_cancel.get_or_insert(cause);
+        }
     }
 
     fn taken(&mut self, event: RequestEvent) -> RequestEvent {
@@ -355,8 +358,8 @@ impl Drop for EventStream {
         if !self.acknowledged {
             self.client.delivery(self.shared.request, DeliveryEvent::Disconnected);
         }
-        if !over && !self.client.cancel(self.shared.request, CancelCause::Client) {
-            self.shared.lock().owes_cancel = true;
+        if !over {
+            self.cancel(CancelCause::Client);
         }
     }
 }
@@ -529,12 +532,13 @@ mod tests {
     fn a_cancel_that_found_no_room_is_left_to_the_writer_once() {
         let (rig, writer, reader) = rig(EngineLimits::default());
         rig.told.1.store(true, Ordering::Relaxed);
+        reader.cancel(CancelCause::SlowClient);
         drop(reader);
-        assert!(writer.takes_over_cancel());
-        assert!(!writer.takes_over_cancel());
+        assert_eq!(writer.take_owed_cancel(), Some(CancelCause::SlowClient), "the first one");
+        assert_eq!(writer.take_owed_cancel(), None);
         let (_rig, writer, reader) = self::rig(EngineLimits::default());
         drop(reader);
-        assert!(!writer.takes_over_cancel(), "the gateway knows");
+        assert_eq!(writer.take_owed_cancel(), None, "the gateway knows");
     }
 
     #[test]
