@@ -8,12 +8,13 @@ mod scenario;
 use std::collections::BTreeSet;
 
 use penstock_base::limits::{
-    DEFERRED_REQUESTS_MAX, DIRECTORY_KEYS_MAX, FLOWS_MAX, HELD_REQUESTS_MAX, ORDER_ROWS_MAX, QUEUE_REQUESTS_MAX,
-    QUEUE_TOKENS_MAX, REPLICAS_MAX, RESERVED_REQUESTS_MAX, ROUTING_ROWS_MAX, RUNNING_REQUESTS_MAX, TENANTS_MAX,
+    DEFERRED_REQUESTS_MAX, DIRECTORY_KEYS_MAX, FINISHED_REQUESTS_KEPT, FLOWS_MAX, HELD_REQUESTS_MAX, ORDER_ROWS_MAX,
+    OVERLOAD_INTERVAL_MAX, OVERLOAD_INTERVAL_MIN, QUEUE_REQUESTS_MAX, QUEUE_TOKENS_MAX, REPLICAS_MAX,
+    RESERVED_REQUESTS_MAX, ROUTING_ROWS_MAX, RUNNING_REQUESTS_MAX, STANCE_REPEAT, TENANTS_MAX,
 };
-use penstock_base::{ReplicaEpoch, ReplicaId, RequestId};
+use penstock_base::{Duration, ReplicaEpoch, ReplicaId, RequestId};
 use penstock_policy_api::Rest;
-use penstock_sched::gateway::{GatewayConfig, GatewayInput, ReplicaFacts};
+use penstock_sched::gateway::{DeliveryEvent, GatewayConfig, GatewayEffect, GatewayInput, ReplicaFacts};
 use policies::{Order, Route};
 use scenario::World;
 
@@ -213,4 +214,62 @@ fn a_policy_that_keeps_everything_holds_back_no_longer_than_it_may() {
     assert_eq!(world.gateway.queued_requests(), 1);
     world.line("run 1ms");
     assert_eq!(world.gateway.queued_requests(), 0);
+}
+
+#[test]
+fn the_delivery_of_so_many_ended_requests_is_followed_and_the_longest_ended_is_forgotten() {
+    let mut world = World::new(GatewayConfig::default());
+    let last = FINISHED_REQUESTS_KEPT as u64 + 1;
+    for request in 1..=last {
+        world.line(&format!("0ms arrive r{request}"));
+        world.line(&format!("0ms cancel r{request}"));
+    }
+    let stale = world.gateway.counters().stale;
+    let mut deliver = |request| {
+        let input = GatewayInput::Delivery { request: RequestId(request), event: DeliveryEvent::Streaming };
+        world.gateway.step(world.now, input, &mut world.policies, &mut world.effects);
+        world.gateway.counters().stale - stale
+    };
+    assert_eq!([deliver(last), deliver(2)], [0, 0], "the last 1,024 are known");
+    assert_eq!(deliver(1), 1, "the first is not any more");
+}
+
+/// Overload questions within `span_ms`, one due every `tick`, while a request waits.
+fn overload_questions(tick: Duration, span_ms: u64) -> usize {
+    let mut world = World::new(GatewayConfig { overload_tick: tick, ..GatewayConfig::default() });
+    world.line("0ms up A");
+    world.line("0ms arrive r1");
+    let before = world.policies.overload.calls;
+    world.line(&format!("run {span_ms}ms"));
+    world.policies.overload.calls - before
+}
+
+#[test]
+fn overload_is_asked_neither_more_often_nor_more_seldom_than_the_limits_say() {
+    // A hundred milliseconds hold ten intervals of ten milliseconds, half a minute three of ten seconds.
+    assert_eq!(overload_questions(Duration::ZERO, 100), 10);
+    assert_eq!(overload_questions(Duration::from_s(3_600), 29_999), 2);
+    assert_eq!((OVERLOAD_INTERVAL_MIN, OVERLOAD_INTERVAL_MAX), (Duration::from_ms(10), Duration::from_s(10)));
+}
+
+#[test]
+fn a_stance_is_repeated_often_enough_to_stay_fresh() {
+    let mut world = World::new(GatewayConfig::default());
+    ["0ms up A", "0ms report A credit=0,0,0 running=1", "0ms arrive r1", "run 3s"]
+        .iter()
+        .for_each(|line| world.line(line));
+    let told = |effect: &GatewayEffect| {
+        matches!(effect, GatewayEffect::Send { message: penstock_sched::message::ToReplica::Stance(_), .. })
+    };
+    // Asked at every tick; what is sent is seen step by step.
+    let (mut last, mut times) = (world.now, 0);
+    while times < 3 {
+        world.now = world.gateway.next_wake();
+        world.effects.clear();
+        world.gateway.step(world.now, GatewayInput::Tick, &mut world.policies, &mut world.effects);
+        if world.effects.iter().any(told) {
+            assert!(world.now.since(last) <= Duration(STANCE_REPEAT.0 + 100_000_000), "a tick late at most");
+            (last, times) = (world.now, times + 1);
+        }
+    }
 }

@@ -3,10 +3,10 @@
 //! One step: time passes (timers, windows, facts), the input is taken, and then whatever it made possible is done: overload is asked,
 //! deferred requests are asked about again, and while some replica grants credit and something waits, requests are placed.
 //!
-//! - Entering: [`admit`], [`ledger`], [`stance`]. Waiting: [`queue`], [`flows`], [`window`]. Placing: [`dispatch`], [`place`],
-//!   [`directory`]. Replicas: [`replicas`], [`holdings`], [`feedback`]. Ending: [`finish`].
-//! - What policies are told: [`signals`], [`facts`]. What gives way: [`overload`], [`stance`]. Is it sound: [`check`],
-//!   [`verify`], [`watch`].
+//! - Entering: `admit`, `ledger`, `stance`. Waiting: `queue`, `flows`, `window`. Placing: `dispatch`, `place`,
+//!   `directory`. Replicas: `replicas`, `holdings`, `feedback`. Ending: `finish`.
+//! - What policies are told: `signals`, `facts`. What gives way: `overload`, `stance`. Is it sound: `check`,
+//!   `verify`, `watch`.
 
 mod admit;
 mod check;

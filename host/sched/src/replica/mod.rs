@@ -460,3 +460,33 @@ impl Replica {
         &self.eviction_seat
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_policy_api::native::NativePolicies;
+
+    #[test]
+    fn a_pool_has_at_most_as_many_blocks_as_the_limit_and_one_at_least() {
+        let blocks = |blocks| ReplicaConfig { blocks, ..ReplicaConfig::default() }.clamped().blocks;
+        let most = 16_777_216;
+        assert_eq!([0, 1, most, most + 1, u32::MAX].map(blocks), [1, 1, most, most, most]);
+    }
+
+    #[test]
+    fn the_full_walk_comes_once_in_so_many_steps_of_a_live_replica() {
+        let config = ReplicaConfig { check_every_step: false, blocks: 16, slots: 2, ..ReplicaConfig::default() };
+        let mut replica = Replica::new(config, Instant::ZERO);
+        let mut policies = NativePolicies::new(Generation(1), 1_024);
+        let mut effects = ReplicaEffects::new();
+        // Something that only the walk sees: the entry of nobody counts as opened at the executor.
+        replica.sequences[1].opened = true;
+        assert!(replica.check_counts().is_ok() && replica.check().is_err());
+        for step in 1..=FULL_WALK_STEPS {
+            assert!(replica.broken().is_none(), "found before step {step}");
+            replica.step(Instant::ZERO, ReplicaInput::Tick, &mut policies, &mut effects);
+        }
+        assert!(replica.broken().is_some());
+        assert!(matches!(effects[..], [.., ReplicaEffect::Event(ReplicaEvent::Broken(_))]));
+    }
+}
