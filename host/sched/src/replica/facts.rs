@@ -34,12 +34,13 @@ impl FactQueue {
             return;
         }
         if self.waiting.len() >= FACTS_KEPT_MAX {
-            // A listing as long as this happens at a flush only; what is kept is the newest.
-            let oldest = self.waiting.remove(0);
+            // A listing as long as this happens at a flush only; what is kept is the newest. The oldest go by the batch, so that a long one
+            // does not move all the others for each.
             if self.lost.0 == 0 {
-                self.lost.1 = oldest.at_us;
+                self.lost.1 = self.waiting[0].at_us;
             }
-            self.lost.0 += 1;
+            self.waiting.drain(..FACTS_BATCH_MAX);
+            self.lost.0 += FACTS_BATCH_MAX as u64;
         }
         self.waiting.push(fact);
     }
@@ -243,5 +244,49 @@ impl Replica {
         if self.facts.eviction.due() <= now {
             self.tell_eviction(policies, effects);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_base::Duration;
+
+    fn fact(at_us: u64) -> Fact {
+        Resumed { request_id: at_us, flow_id: 1, recomputed_tokens: 1 }.at(at_us)
+    }
+
+    /// A queue that was told of facts at 1, 2, 3 .. microseconds.
+    fn told(facts: usize) -> FactQueue {
+        let mut queue = FactQueue::new();
+        queue.wanted = FactSet::all_for(Decision::Fairness);
+        (1..=facts as u64).for_each(|at_us| queue.tell(fact(at_us)));
+        queue
+    }
+
+    fn delivered(queue: &mut FactQueue) -> Vec<Fact> {
+        let mut seen = Vec::new();
+        queue.deliver(|facts| Ok(seen.extend_from_slice(facts))).expect("nobody fails");
+        seen
+    }
+
+    #[test]
+    fn as_many_facts_as_the_limit_are_kept_and_with_one_more_the_oldest_become_a_gap() {
+        let all = delivered(&mut told(4_096));
+        assert_eq!((all.len(), all[0], all[4_095]), (4_096, fact(1), fact(4_096)));
+        let mut queue = told(4_097);
+        let all = delivered(&mut queue);
+        assert_eq!(all[0], Gap { lost_count: 256, from_us: 1 }.at(1), "those of 1 .. 256");
+        assert_eq!((all.len(), all[1], all[3_841]), (1 + 3_841, fact(257), fact(4_097)));
+        assert!(delivered(&mut queue).is_empty());
+    }
+
+    #[test]
+    fn a_fact_waits_a_hundred_milliseconds_and_a_batch_of_them_not_at_all() {
+        let due = |facts| told(facts).due();
+        assert_eq!(due(0), Instant::NEVER);
+        assert_eq!(due(1), Instant::ZERO + Duration::from_us(1) + Duration::from_ms(100));
+        assert_eq!(due(255), due(1), "the first one's time");
+        assert_eq!(due(256), Instant::ZERO);
     }
 }
