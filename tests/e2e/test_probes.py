@@ -31,6 +31,7 @@ NAMES = {
     "penstock_admission_total": "counter",
     "penstock_policy_generation": "gauge",
     "penstock_kv_blocks": "gauge",
+    "penstock_policy_call_duration_seconds": "histogram",
 }
 
 
