@@ -266,7 +266,11 @@ mod tests {
 
     fn delivered(queue: &mut FactQueue) -> Vec<Fact> {
         let mut seen = Vec::new();
-        queue.deliver(|facts| Ok(seen.extend_from_slice(facts))).expect("nobody fails");
+        let take = |facts: &[Fact]| {
+            seen.extend_from_slice(facts);
+            Ok(())
+        };
+        queue.deliver(take).expect("nobody fails");
         seen
     }
 
