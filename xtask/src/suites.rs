@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{demo_model, metrics_page, root, serve, signals, tidy};
+use crate::{demo_model, metrics_page, policies, root, serve, signals, tidy};
 use counts::Counts;
 
 /// What a suite may need to know.
@@ -34,6 +34,7 @@ const SUITES: &[Suite] = &[
     Suite { name: "generated-signals", quick: true, run: |_| one(signals::generate(true)) },
     Suite { name: "clippy", quick: true, run: clippy },
     Suite { name: "deny", quick: false, run: deny },
+    Suite { name: "policies", quick: false, run: policies },
     Suite { name: "unit", quick: true, run: cargo_tests::unit },
     Suite { name: "simulation", quick: false, run: cargo_tests::simulation },
     Suite { name: "generated-metrics", quick: false, run: |_| one(metrics_page::generate(true)) },
@@ -102,6 +103,15 @@ fn deny(setting: &Setting) -> Result<Counts> {
         return skipped("cargo-deny is not installed (cargo install cargo-deny); tidy has checked the licences");
     }
     one(succeed(cargo(&setting.root, &["deny", "check", "bans", "licenses", "sources"]), "see deny.toml"))
+}
+
+/// Every shipped policy becomes a component. Runs before the suites that load them.
+fn policies(setting: &Setting) -> Result<Counts> {
+    let built = policies::build(&setting.root)?;
+    match built.skipped {
+        Some(why) => skipped(&format!("policies: {why}")),
+        None => Ok(Counts { passed: built.components.len() as u64, ..Counts::default() }),
+    }
 }
 
 fn cargo(root: &Path, args: &[&str]) -> Command {

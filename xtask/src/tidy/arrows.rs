@@ -24,6 +24,10 @@ const ROOMS: &[Room] = &[
     Room { name: "exec", uses: LAYERS_0_TO_2, pure_with: None },
     Room { name: "policy-wasm", uses: &["base", "policy-api"], pure_with: None },
     Room { name: "kernels-cpu", uses: &[], pure_with: None },
+    Room { name: "policy-sdk", uses: &["base", "policy-api"], pure_with: Some(&[]) },
+    Room { name: "policy-harness", uses: &["base", "policy-api"], pure_with: Some(&[]) },
+    Room { name: "componentise", uses: &[], pure_with: None },
+    Room { name: "hostile-guests", uses: &[], pure_with: None },
     Room {
         name: "exec-cpu",
         uses: &["base", "kv", "policy-api", "sched", "exec", "model", "kernels-cpu"],
@@ -37,30 +41,84 @@ const ROOMS: &[Room] = &[
     Room { name: "sim", uses: &["base", "kv", "policy-api", "sched", "journal"], pure_with: None },
     Room {
         name: "server",
-        uses: &["base", "kv", "policy-api", "sched", "journal", "model", "exec", "exec-cpu", "engine"],
+        uses: &["base", "kv", "policy-api", "sched", "journal", "model", "exec", "exec-cpu", "engine", "policy-wasm"],
         pure_with: None,
     },
 ];
 
+/// The guest side: rooms that are filled by folder, since policies are added without asking.
+struct GuestSide {
+    /// Folder, from the root.
+    folder: &'static str,
+    /// Own crates that everything below it may use; a `*` at the end stands for any rest.
+    uses: &'static [&'static str],
+    /// Third-party crates likewise. None: any, since it is a tool of the build and never part of a policy.
+    third_party: Option<&'static [&'static str]>,
+}
+
+/// The first that fits counts.
+const GUEST_SIDE: &[GuestSide] = &[
+    GuestSide { folder: "policies/hostile", uses: &[], third_party: None },
+    GuestSide { folder: "policies", uses: &["policy-sdk", "guest-*"], third_party: Some(&["libm"]) },
+    GuestSide { folder: "sdk/rust/componentise", uses: &[], third_party: None },
+    GuestSide { folder: "sdk/rust/guest", uses: &["policy-sdk"], third_party: Some(&["wit-bindgen"]) },
+    GuestSide { folder: "sdk/rust", uses: &["base", "policy-api"], third_party: Some(&["libm"]) },
+];
+
 /// Third-party crates that only the server may use: HTTP, command line, configuration files.
-const EDGE_ONLY: &[&str] = &["axum", "clap", "toml", "tower-http"];
+const EDGE_ONLY: &[&str] = &["axum", "clap", "toml", "tower-http", "ureq"];
 
 pub fn check(metadata: &Metadata) -> Vec<String> {
+    let root = &metadata.workspace_root;
     let packages = metadata.workspace_packages();
-    packages
-        .iter()
-        .filter(|package| package.name.as_str() != "xtask")
-        .flat_map(|package| check_package(package))
-        .collect()
+    let checked = packages.iter().filter(|package| package.name.as_str() != "xtask");
+    let faults = checked.flat_map(|package| {
+        let dir = package.manifest_path.parent().and_then(|dir| dir.strip_prefix(root).ok());
+        match GUEST_SIDE.iter().find(|side| dir.is_some_and(|dir| dir.starts_with(side.folder))) {
+            Some(side) => check_guest(package, side),
+            None => check_package(package),
+        }
+    });
+    faults.collect()
+}
+
+fn check_guest(package: &Package, side: &GuestSide) -> Vec<String> {
+    let fits = |name: &str, rule: &&str| rule.strip_suffix('*').map_or(*rule == name, |start| name.starts_with(start));
+    let normal = package.dependencies.iter().filter(|dependency| dependency.kind == DependencyKind::Normal);
+    let is_allowed = |name: &str| match name.strip_prefix("penstock-") {
+        Some(own) => side.uses.iter().any(|rule| fits(own, rule)),
+        None => side.third_party.is_none_or(|names| names.contains(&name)),
+    };
+    let banned = normal.filter(|dependency| !is_allowed(&dependency.name));
+    banned.map(|dependency| format!("{} must not use {}", package.name, dependency.name)).collect()
 }
 
 fn check_package(package: &Package) -> Vec<String> {
     let Some(short) = package.name.strip_prefix("penstock-") else {
         return vec![format!("package {} is not called penstock-*", package.name)];
     };
+    if let Some(guest) = guest_room(package, short) {
+        return check_room(package, short, &guest);
+    }
     let Some(room) = ROOMS.iter().find(|room| room.name == short) else {
         return vec![format!("crate {short} has no layer: add it to xtask/src/tidy/arrows.rs with an ADR")];
     };
+    check_room(package, short, room)
+}
+
+/// Guests are many and alike: export crates know the SDK and bindings, policies the SDK and export crates.
+fn guest_room(package: &Package, short: &str) -> Option<Room> {
+    let is_policy =
+        package.manifest_path.components().any(|part| part.as_str() == "policies") && short != "hostile-guests";
+    if short.starts_with("guest-") {
+        return Some(Room { name: "guest", uses: &["policy-sdk"], pure_with: Some(&["wit-bindgen"]) });
+    }
+    let uses =
+        &["policy-sdk", "guest-admission", "guest-routing", "guest-fairness", "guest-eviction", "guest-overload"];
+    (is_policy || short == "policy-template").then_some(Room { name: "policy", uses, pure_with: None })
+}
+
+fn check_room(package: &Package, short: &str, room: &Room) -> Vec<String> {
     let normal: BTreeSet<&str> = package
         .dependencies
         .iter()
