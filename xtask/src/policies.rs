@@ -23,8 +23,6 @@ const TRIPLE: &str = "wasm32-unknown-unknown";
 /// What a build gave.
 #[derive(Debug)]
 pub struct Built {
-    /// Where the components lie.
-    pub folder: PathBuf,
     /// By decision, then name. Empty when nothing could be built.
     pub components: Vec<Component>,
     /// Why nothing was built, when there is no tool chain.
@@ -54,14 +52,14 @@ pub fn build(root: &Path) -> Result<Built> {
     let guests = guests(root)?;
     let toolchain = match toolchain::find(root)? {
         Ok(toolchain) => toolchain,
-        Err(why) => return Ok(skip(folder, why)),
+        Err(why) => return Ok(skip(why)),
     };
     let stamp = folder.join("stamp");
     let fingerprint = fingerprint::of(root, &toolchain)?;
     if fs::read_to_string(&stamp).is_ok_and(|last| last == fingerprint) {
         let there: Result<Vec<_>> = guests.iter().map(|guest| guest.component(&folder)).collect();
         if let Ok(components) = there {
-            return Ok(Built { folder, components, skipped: None });
+            return Ok(Built { components, skipped: None });
         }
     }
     eprintln!("building {} policies with {}", guests.len(), toolchain.name());
@@ -81,7 +79,7 @@ pub fn build(root: &Path) -> Result<Built> {
         );
     }
     eprintln!("{} components in {} ({:.0} s)", components.len(), folder.display(), start.elapsed().as_secs_f64());
-    Ok(Built { folder, components, skipped: None })
+    Ok(Built { components, skipped: None })
 }
 
 /// The command: builds, and prints what there is.
@@ -93,10 +91,10 @@ pub fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn skip(folder: PathBuf, why: String) -> Built {
+fn skip(why: String) -> Built {
     eprintln!("SKIPPED building policies: {why}");
     eprintln!("SKIPPED the native defaults decide everything until there are components");
-    Built { folder, components: Vec::new(), skipped: Some(why) }
+    Built { components: Vec::new(), skipped: Some(why) }
 }
 
 /// A policy's crate.

@@ -24,10 +24,6 @@ const ROOMS: &[Room] = &[
     Room { name: "exec", uses: LAYERS_0_TO_2, pure_with: None },
     Room { name: "policy-wasm", uses: &["base", "policy-api"], pure_with: None },
     Room { name: "kernels-cpu", uses: &[], pure_with: None },
-    Room { name: "policy-sdk", uses: &["base", "policy-api"], pure_with: Some(&[]) },
-    Room { name: "policy-harness", uses: &["base", "policy-api"], pure_with: Some(&[]) },
-    Room { name: "componentise", uses: &[], pure_with: None },
-    Room { name: "hostile-guests", uses: &[], pure_with: None },
     Room {
         name: "exec-cpu",
         uses: &["base", "kv", "policy-api", "sched", "exec", "model", "kernels-cpu"],
@@ -59,8 +55,10 @@ struct GuestSide {
 /// The first that fits counts.
 const GUEST_SIDE: &[GuestSide] = &[
     GuestSide { folder: "policies/hostile", uses: &[], third_party: None },
+    GuestSide { folder: "sdk/rust/template", uses: &["policy-sdk", "guest-*"], third_party: Some(&["libm"]) },
     GuestSide { folder: "policies", uses: &["policy-sdk", "guest-*"], third_party: Some(&["libm"]) },
     GuestSide { folder: "sdk/rust/componentise", uses: &[], third_party: None },
+    GuestSide { folder: "sdk/rust/template", uses: &["policy-sdk", "guest-*"], third_party: Some(&["libm"]) },
     GuestSide { folder: "sdk/rust/guest", uses: &["policy-sdk"], third_party: Some(&["wit-bindgen"]) },
     GuestSide { folder: "sdk/rust", uses: &["base", "policy-api"], third_party: Some(&["libm"]) },
 ];
@@ -97,28 +95,9 @@ fn check_package(package: &Package) -> Vec<String> {
     let Some(short) = package.name.strip_prefix("penstock-") else {
         return vec![format!("package {} is not called penstock-*", package.name)];
     };
-    if let Some(guest) = guest_room(package, short) {
-        return check_room(package, short, &guest);
-    }
     let Some(room) = ROOMS.iter().find(|room| room.name == short) else {
         return vec![format!("crate {short} has no layer: add it to xtask/src/tidy/arrows.rs with an ADR")];
     };
-    check_room(package, short, room)
-}
-
-/// Guests are many and alike: export crates know the SDK and bindings, policies the SDK and export crates.
-fn guest_room(package: &Package, short: &str) -> Option<Room> {
-    let is_policy =
-        package.manifest_path.components().any(|part| part.as_str() == "policies") && short != "hostile-guests";
-    if short.starts_with("guest-") {
-        return Some(Room { name: "guest", uses: &["policy-sdk"], pure_with: Some(&["wit-bindgen"]) });
-    }
-    let uses =
-        &["policy-sdk", "guest-admission", "guest-routing", "guest-fairness", "guest-eviction", "guest-overload"];
-    (is_policy || short == "policy-template").then_some(Room { name: "policy", uses, pure_with: None })
-}
-
-fn check_room(package: &Package, short: &str, room: &Room) -> Vec<String> {
     let normal: BTreeSet<&str> = package
         .dependencies
         .iter()
