@@ -7,8 +7,6 @@ use anyhow::{Context as _, Result};
 use cargo_metadata::Metadata;
 
 const MAP: &str = "docs/architecture.md";
-/// Folders of many crates that are alike: the map names the folder.
-const BY_FOLDER: [&str; 2] = ["policies/", "sdk/rust/guest/"];
 /// Folders whose crates the map names together: they grow without changing the house.
 const FILLED_FOLDERS: &[&str] = &["policies", "sdk/rust"];
 
