@@ -1,0 +1,18 @@
+//! Writes every hostile guest into a folder, for use by hand: `cargo run --example write -- FOLDER`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+
+fn main() -> Result<()> {
+    let folder = PathBuf::from(std::env::args_os().nth(1).context("usage: write FOLDER")?);
+    std::fs::create_dir_all(&folder)?;
+    for decision in penstock_hostile_guests::DECISIONS {
+        for hostile in penstock_hostile_guests::list(decision)? {
+            let path = folder.join(format!("{decision}-{}.wasm", hostile.name));
+            std::fs::write(&path, &hostile.bytes)?;
+            println!("{:?} {}", hostile.caught, path.display());
+        }
+    }
+    Ok(())
+}
