@@ -72,9 +72,9 @@ impl<P: Load + Policy> Living<P> {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! life {
-    () => {
-        use crate::bindings::exports::penstock::types::policy as life;
-        use crate::bindings::penstock::types::{host, types as wit};
+    ($bindings:ident) => {
+        use $bindings::exports::penstock::types::policy as life;
+        use $bindings::penstock::types::{host, types as wit};
         use $crate::api;
         use $crate::glue::Living;
 

@@ -2,9 +2,10 @@
 
 use penstock_policy_sdk::api::EvictionPolicy as Decides;
 
+use crate::bindings;
 use crate::bindings::exports::penstock::eviction::eviction as seat;
 
-penstock_policy_sdk::life!();
+penstock_policy_sdk::life!(bindings);
 
 impl<S: Seat> seat::Guest for S {
     fn decide(asked: wit::Call, context: Vec<u64>, runs: wit::Matrix) -> Vec<seat::Worth> {

@@ -2,9 +2,10 @@
 
 use penstock_policy_sdk::api::FairnessPolicy as Decides;
 
+use crate::bindings;
 use crate::bindings::exports::penstock::fairness::fairness as seat;
 
-penstock_policy_sdk::life!();
+penstock_policy_sdk::life!(bindings);
 
 impl<S: Seat> seat::Guest for S {
     fn order(asked: wit::Call, context: Vec<u64>, waiting: wit::Matrix) -> seat::Ranking {

@@ -2,9 +2,10 @@
 
 use penstock_policy_sdk::api::OverloadPolicy as Decides;
 
+use crate::bindings;
 use crate::bindings::exports::penstock::overload::overload as seat;
 
-penstock_policy_sdk::life!();
+penstock_policy_sdk::life!(bindings);
 
 impl<S: Seat> seat::Guest for S {
     fn decide(

@@ -2,9 +2,10 @@
 
 use penstock_policy_sdk::api::RoutingPolicy as Decides;
 
+use crate::bindings;
 use crate::bindings::exports::penstock::routing::routing as seat;
 
-penstock_policy_sdk::life!();
+penstock_policy_sdk::life!(bindings);
 penstock_policy_sdk::request!();
 
 impl<S: Seat> seat::Guest for S {
