@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Config, Faults};
+use crate::config::{AdminListen, Config, Faults};
+use crate::policies::command::PolicyArgs;
 
 /// Serves language models over an OpenAI-style HTTP API.
 #[derive(Debug, Parser)]
@@ -31,6 +32,15 @@ Signals: SIGTERM and SIGINT drain (not ready, no new work, streams finish within
     Serve(ServeArgs),
     /// Print the effective configuration, with every key and its value, and check it.
     Config(ServeArgs),
+    /// Load, activate, roll back, list and explain the policies of a running server.
+    #[command(after_help = "\
+Examples:
+  penstock policy list                          what decides now, and what happened lately
+  penstock policy load my-routing.wasm          hand over a component; prints its digest
+  penstock policy activate policies.toml        put a set in force, with the components that it names as file:NAME.wasm
+  penstock policy rollback                      return to the set before
+  penstock policy log -n 50 --question routing  the last decisions")]
+    Policy(PolicyArgs),
     /// Print a reference page.
     Describe {
         /// Which one.
@@ -61,9 +71,18 @@ pub struct ServeArgs {
     /// Address to listen on [default: 127.0.0.1:8000].
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<SocketAddr>,
-    /// Address of the admin listener (effective configuration, replicas); loopback only [default: none].
+    /// Address of the admin listener (configuration, replicas, policies), or `off` [default: loopback, one port above the API's].
     #[arg(long, value_name = "ADDRESS:PORT")]
-    pub admin_listen: Option<SocketAddr>,
+    pub admin_listen: Option<AdminListen>,
+    /// File with the bearer token that the admin listener wants; needed where it is not on loopback [default: none].
+    #[arg(long, value_name = "FILE")]
+    pub admin_token_file: Option<PathBuf>,
+    /// First policy set: a document (TOML or JSON), or `native` [default: that of --policy-dir, else native].
+    #[arg(long, value_name = "FILE")]
+    pub policies: Option<String>,
+    /// Folder that is watched: the set in its policies.toml or policies.json is put in force whenever it changes [default: none].
+    #[arg(long, value_name = "DIR")]
+    pub policy_dir: Option<PathBuf>,
     /// Replicas in this process; they share weights and threads [default: 1].
     #[arg(long, value_name = "N")]
     pub replicas: Option<u32>,
@@ -100,7 +119,10 @@ impl ServeArgs {
         set(&mut config.replicas.overlap, args.overlap);
         set(&mut config.server.drain_grace_s, args.drain_grace);
         config.model.name = args.served_model_name.or(config.model.name);
-        config.server.admin_listen = args.admin_listen.or(config.server.admin_listen);
+        set(&mut config.server.admin_listen, args.admin_listen);
+        config.server.admin_token_file = args.admin_token_file.or(config.server.admin_token_file);
+        config.policy.set = args.policies.or(config.policy.set);
+        config.policy.dir = args.policy_dir.or(config.policy.dir);
         config.server.keys = args.keys.or(config.server.keys);
         config.name_all_classes();
         faults.extend(config.check());

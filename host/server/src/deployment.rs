@@ -31,6 +31,11 @@ pub fn next_epoch() -> Result<GatewayEpoch> {
     count_up(&path).with_context(|| format!("count up the gateway epoch in {}", path.display()))
 }
 
+/// A folder of this name beside what is kept between starts.
+pub fn default_dir(name: &str) -> Option<PathBuf> {
+    default_file(name)
+}
+
 fn default_file(name: &str) -> Option<PathBuf> {
     penstock_model::cache_dir::models_dir().and_then(|dir| Some(dir.parent()?.join(name)))
 }

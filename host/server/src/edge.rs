@@ -1,6 +1,8 @@
 //! The HTTP edge: OpenAI-style API, probes, metrics, and a separate admin listener.
 
 mod admin;
+mod admin_guard;
+mod admin_policies;
 mod answer;
 mod app;
 mod body;
@@ -22,13 +24,15 @@ mod stalled;
 mod submit;
 mod tokens;
 
-pub use app::App;
+pub use admin_guard::AdminToken;
+pub use app::{App, Parts, unix_s};
 pub use connections::{Listener, Timeouts, serve};
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{get, post};
+use axum::extract::DefaultBodyLimit;
+use axum::routing::{get, post, put};
 
 use error::ApiError;
 
@@ -56,10 +60,18 @@ pub fn admin(app: Arc<App>) -> Router {
     Router::new()
         .route("/config", get(admin::config))
         .route("/replicas", get(admin::replicas))
-        .route("/policies", get(admin::policies))
+        .route("/policies", get(admin_policies::list).post(admin_policies::put_set))
+        .route("/policies/components/{digest}", put(admin_policies::put_component))
+        .route("/policies/rollback", post(admin_policies::roll_back))
+        .route("/policies/log", get(admin_policies::log))
+        .route("/policies/explain/{request}", get(admin_policies::explain))
+        .route("/policies/{digest}", get(admin_policies::inspect))
+        .route("/policies/{digest}/activate", post(admin_policies::activate))
         .route("/health", get(probes::health))
         .route("/metrics", get(probes::metrics))
         .fallback(async || ApiError::no_path())
         .method_not_allowed_fallback(async || ApiError::wrong_method())
+        .layer(DefaultBodyLimit::max(admin_policies::BODY_BYTES_MAX))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), admin_guard::guard))
         .with_state(app)
 }

@@ -5,6 +5,7 @@ mod config;
 mod deployment;
 mod edge;
 mod machines;
+mod policies;
 mod serve;
 mod tenants;
 
@@ -34,6 +35,13 @@ fn main() -> ExitCode {
             print!("{}", toml::to_string(&config)?);
             Ok(())
         }),
+        Command::Policy(args) => match policies::command::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(fault) => {
+                eprintln!("penstock policy: {fault:#}");
+                ExitCode::FAILURE
+            }
+        },
         Command::Describe { what: Page::Metrics } => {
             print!("{METRICS_PREFACE}{}", penstock_engine::metrics::describe_all());
             ExitCode::SUCCESS

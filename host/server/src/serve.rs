@@ -1,18 +1,20 @@
 //! `penstock serve`: start in order, serve, drain in order.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use penstock_engine::Engine;
+use penstock_engine::{Engine, EngineConfig};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::config::Config;
+use crate::config::{AdminListen, Config};
 use crate::deployment;
-use crate::edge::{self, App, Listener, Timeouts};
+use crate::edge::{self, AdminToken, App, Listener, Parts, Timeouts};
 use crate::machines;
+use crate::policies::{self, By, Keeper, MakerSettings, Publication};
 use crate::tenants::{Identity, Tenants};
 
 /// After a drain: how long connections may take to close at least, when nothing of the grace is left.
@@ -24,7 +26,9 @@ const CLOSE_GRACE: Duration = Duration::from_secs(2);
 /// Whatever keeps it from starting. Nothing listens before everything is ready.
 pub fn run(config: Config) -> Result<()> {
     let start = Instant::now();
-    let identity = Identity::new(deployment::secret(config.server.secret_file.as_deref())?);
+    let secret = deployment::secret(config.server.secret_file.as_deref())?;
+    let identity = Identity::new(secret);
+    let admin_token = config.server.admin_token_file.as_deref().map(AdminToken::read).transpose()?;
     let tenants = read_tenants(&config, &identity)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         // The model has the cores; the edge needs little, and must not starve behind one slow task.
@@ -42,13 +46,43 @@ pub fn run(config: Config) -> Result<()> {
     let name = machines::model_name(&config, &path);
     let executors = machines::executors(&config, &model)?;
     let served = machines::served_model(name.clone(), &model);
-    let engine = Engine::start(machines::engine_config(&config)?, served, executors).context("start the engine")?;
-    let context = longest_sequence(&engine, &config);
-    let app = Arc::new(App::new(engine, model, name, config, identity, tenants, context));
+    let (reports, inbox) = Keeper::inbox();
+    let settings = MakerSettings {
+        cache_dir: deployment::default_dir("compiled-policies"),
+        secret: secret.to_vec(),
+        replicas: config.replicas.count,
+        context_tokens_max: executors.first().map_or(0, |executor| executor.geometry().context_tokens_max),
+    };
+    let publication = Publication::new(&settings, reports);
+    let engine_config = EngineConfig { policies: publication.first_source(), ..machines::engine_config(&config)? };
+    let engine = Engine::start(engine_config, served, executors).context("start the engine")?;
+    let context_tokens_max = longest_sequence(&engine, &config);
+    let app = Arc::new(App::new(Parts {
+        engine,
+        model,
+        model_name: name,
+        config,
+        identity,
+        tenants,
+        context_tokens_max,
+        publication,
+        admin_token,
+    }));
+    first_policies(&app);
+    let keeper = Keeper::start(Arc::clone(&app), inbox, app.config.policy.dir.clone())?;
     runtime.block_on(serve(Arc::clone(&app), listeners, start))?;
+    keeper.end();
     let is_joined = app.engine.shutdown();
     tracing::info!(joined = is_joined, "stopped");
     Ok(())
+}
+
+/// Puts the configured set in force. One that is refused is named, and the native defaults serve: policies never keep a server down.
+fn first_policies(app: &App) {
+    let Some(set) = app.config.policy.set.as_deref().filter(|set| *set != "native") else { return };
+    if let Err(why) = policies::publish(&app.publication, &app.engine, Path::new(set), By::Start) {
+        tracing::error!(set, why, "the first policy set was refused: the native defaults serve in its place");
+    }
 }
 
 fn read_tenants(config: &Config, identity: &Identity) -> Result<Tenants> {
@@ -71,8 +105,29 @@ struct Listeners {
 
 impl Listeners {
     fn bind(config: &Config) -> Result<Self> {
-        let admin = config.server.admin_listen.map(Listener::bind).transpose()?;
-        Ok(Self { api: Listener::bind(config.server.listen)?, admin })
+        let api = Listener::bind(config.server.listen)?;
+        let admin = match config.server.admin_listen {
+            AdminListen::Off => None,
+            AdminListen::At(address) => Some(Listener::bind(address)?),
+            AdminListen::Beside => bind_beside(config.server.listen.port()),
+        };
+        Ok(Self { api, admin })
+    }
+}
+
+/// The admin listener that nobody asked for by address. A port that is taken costs it, not the server.
+fn bind_beside(api_port: u16) -> Option<Listener> {
+    let port = if api_port == 0 { 0 } else { api_port.checked_add(1)? };
+    match Listener::bind(SocketAddr::from(([127, 0, 0, 1], port))) {
+        Ok(listener) => Some(listener),
+        Err(fault) => {
+            tracing::warn!(
+                port,
+                fault = format!("{fault:#}"),
+                "no admin listener: name another address with --admin-listen"
+            );
+            None
+        }
     }
 }
 
@@ -118,7 +173,7 @@ fn announce(app: &App, listeners: &Listeners, start: Instant) {
         kv_blocks = app.config.replicas.kv_blocks,
         context_tokens = app.context_tokens_max,
         tenants = app.tenants().len(),
-        policies = "native defaults",
+        policies = app.publication.summary(),
         seconds = start.elapsed().as_secs_f32(),
         "ready"
     );

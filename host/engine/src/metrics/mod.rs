@@ -56,6 +56,9 @@ pub struct Metrics {
     policy_calls: HistogramVec,
     policy_swaps: HistogramVec,
     policy_activations: IntCounterVec,
+    policy_rollbacks: IntCounterVec,
+    policy_strikes: IntCounterVec,
+    policy_quarantines: IntCounterVec,
     /// Policies that are a label.
     policy_names: Mutex<BTreeSet<String>>,
     generation: IntGauge,
@@ -171,6 +174,9 @@ impl Metrics {
             policy_calls: make.histograms(&t::POLICY_CALLS),
             policy_swaps: make.histograms(&t::POLICY_SWAPS),
             policy_activations: make.counters(&t::POLICY_ACTIVATIONS),
+            policy_rollbacks: make.counters(&t::POLICY_ROLLBACKS),
+            policy_strikes: make.counters(&t::POLICY_STRIKES),
+            policy_quarantines: make.counters(&t::POLICY_QUARANTINES),
             policy_names: Mutex::default(),
             generation: make.gauge(&t::GENERATION),
             overload_level: make.gauge(&t::OVERLOAD_LEVEL),
@@ -322,6 +328,21 @@ impl Metrics {
         self.policy_activations.with_label_values(&[outcome]).inc();
     }
 
+    /// A set that was in force before is in force again; `automatic` when a policy's quarantine was the cause.
+    pub fn policy_rolled_back(&self, automatic: bool) {
+        self.policy_rollbacks.with_label_values(&[if automatic { "quarantine" } else { "asked" }]).inc();
+    }
+
+    /// A policy failed, or its answer was refused. Both names are of closed sets.
+    pub fn policy_struck(&self, decision: &'static str, reason: &'static str) {
+        self.policy_strikes.with_label_values(&[decision, reason]).inc();
+    }
+
+    /// A policy is not asked for a while.
+    pub fn policy_quarantined(&self, decision: &'static str) {
+        self.policy_quarantines.with_label_values(&[decision]).inc();
+    }
+
     /// Times of one policy's answers. Policies name themselves, so that only so many names become a label.
     pub(crate) fn policy_calls(&self, decision: Decision, policy: &str) -> Histogram {
         let mut names = self.policy_names.lock().unwrap_or_else(PoisonError::into_inner);
@@ -467,6 +488,9 @@ mod tests {
             family.with_label_values(labels).inc();
         }
         metrics.policy_calls(Decision::Routing, "best");
+        metrics.policy_rolled_back(true);
+        metrics.policy_struck("routing", "trap");
+        metrics.policy_quarantined("routing");
         metrics.policy_swapped(Machine::Gateway, Duration(1));
         let page = metrics.render(&quiet());
         let made: BTreeSet<_> =

@@ -185,6 +185,21 @@ table! {
          started anew could not make its set again.",
         &["outcome"],
     );
+    POLICY_ROLLBACKS = Definition::counter(
+        "penstock_policy_rollbacks_total",
+        "Returns to a set that was in force before: asked, or quarantine where a policy failed too often.",
+        &["cause"],
+    );
+    POLICY_STRIKES = Definition::counter(
+        "penstock_policy_strikes_total",
+        "Failures of policies and answers that the host refused, as reported by what runs the policies.",
+        &["decision", "reason"],
+    );
+    POLICY_QUARANTINES = Definition::counter(
+        "penstock_policy_quarantines_total",
+        "Times a policy failed so often that it was not asked for a while.",
+        &["decision"],
+    );
     GENERATION = Definition::gauge("penstock_policy_generation", "Generation of the policy set in force at the gateway.", &[]);
     OVERLOAD_LEVEL = Definition::gauge("penstock_overload_level", "Level of the overload stance in force, 0 to 4.", &[]);
     KV_BLOCKS = Definition::gauge("penstock_kv_blocks", "KV blocks of all replicas by state.", &["state"]);

@@ -1,14 +1,13 @@
 //! Finds every fault of a configuration, not only the first.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
 use penstock_base::limits;
 use serde::de::DeserializeOwned;
 
-use super::sections::Config;
+use super::sections::{AdminListen, Config};
 
 /// What is wrong with a file, one line each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -156,11 +155,12 @@ impl Config {
     }
 
     fn check_admin(&self) -> Faults {
-        let is_open = |address: &SocketAddr| !address.ip().is_loopback();
         match self.server.admin_listen {
-            Some(address) if is_open(&address) => Faults::one(format!(
-                "server.admin_listen = {address}: the admin listener has no authentication yet and stays on loopback"
-            )),
+            AdminListen::At(address) if !address.ip().is_loopback() && self.server.admin_token_file.is_none() => {
+                Faults::one(format!(
+                    "server.admin_listen = {address}: away from loopback the admin listener needs server.admin_token_file"
+                ))
+            }
             _ => Faults::default(),
         }
     }
@@ -192,9 +192,11 @@ mod tests {
     }
 
     #[test]
-    fn an_open_admin_listener_is_refused() {
+    fn an_open_admin_listener_needs_a_token() {
         let faults = parse("[server]\nadmin_listen = \"0.0.0.0:9000\"\n").unwrap_err().to_string();
         assert!(faults.contains("loopback"), "{faults}");
+        parse("[server]\nadmin_listen = \"0.0.0.0:9000\"\nadmin_token_file = \"token\"\n").unwrap();
+        parse("[server]\nadmin_listen = \"off\"\n").unwrap();
     }
 
     #[test]

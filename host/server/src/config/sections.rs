@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -36,14 +37,59 @@ pub struct Config {
 pub struct ServerConfig {
     /// Address of the API. Loopback unless told.
     pub listen: SocketAddr,
-    /// Address of the admin listener; loopback only. Absent: no admin listener.
-    pub admin_listen: Option<SocketAddr>,
+    /// Where operators look and change policies.
+    pub admin_listen: AdminListen,
+    /// File with the bearer token of the admin listener; needed where it is not on loopback.
+    pub admin_token_file: Option<PathBuf>,
     /// Key file; without it there is one open tenant.
     pub keys: Option<PathBuf>,
     /// File with the deployment secret that keys tenant ids; made beside the model cache when absent.
     pub secret_file: Option<PathBuf>,
     /// How long streams may finish after SIGTERM.
     pub drain_grace_s: u64,
+}
+
+/// Where the admin listener is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum AdminListen {
+    /// On loopback, one port above the API's.
+    #[default]
+    Beside,
+    /// Nowhere.
+    Off,
+    /// There.
+    At(SocketAddr),
+}
+
+impl FromStr for AdminListen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Beside),
+            "off" => Ok(Self::Off),
+            _ => text.parse().map(Self::At).map_err(|_| format!("`{text}`: an address with a port, `auto` or `off`")),
+        }
+    }
+}
+
+impl TryFrom<String> for AdminListen {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<AdminListen> for String {
+    fn from(listen: AdminListen) -> Self {
+        match listen {
+            AdminListen::Beside => "auto".to_owned(),
+            AdminListen::Off => "off".to_owned(),
+            AdminListen::At(address) => address.to_string(),
+        }
+    }
 }
 
 /// Bounds of the HTTP edge.
@@ -146,6 +192,10 @@ pub struct GenerationConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyConfig {
+    /// The first set: a document (TOML or JSON), or `native`. Absent: the folder's, else the native defaults.
+    pub set: Option<String>,
+    /// A folder that is watched: the set in its `policies.toml` or `policies.json` is put in force whenever it changes.
+    pub dir: Option<PathBuf>,
     /// Seed of everything random in the machines; with it a run can be repeated.
     pub run_seed: u64,
     /// Time between two overload questions.
@@ -186,7 +236,8 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8000)),
-            admin_listen: None,
+            admin_listen: AdminListen::Beside,
+            admin_token_file: None,
             keys: None,
             secret_file: None,
             drain_grace_s: 30,
@@ -258,6 +309,6 @@ impl Default for GenerationConfig {
 
 impl Default for PolicyConfig {
     fn default() -> Self {
-        Self { run_seed: 0, overload_tick_ms: 100, stale_load_ms: 500, stale_cache_ms: 2_000 }
+        Self { set: None, dir: None, run_seed: 0, overload_tick_ms: 100, stale_load_ms: 500, stale_cache_ms: 2_000 }
     }
 }

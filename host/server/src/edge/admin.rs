@@ -1,4 +1,4 @@
-//! The admin listener: effective configuration, replicas, policies. Loopback only.
+//! The admin listener: effective configuration and replicas.
 
 use std::sync::Arc;
 
@@ -14,6 +14,9 @@ use super::error::ApiError;
 /// `GET /config`: every key as it is in force, in the form of the file.
 pub async fn config(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
     let text = toml::to_string(&app.config).map_err(|_| ApiError::internal("the configuration cannot be shown"))?;
+    // Not a key: the set may change while everything else stays.
+    let set = app.publication.in_force();
+    let text = format!("# policy set in force: {set} (generation {})\n{text}", app.engine.policy_generation().0);
     Ok(([(header::CONTENT_TYPE, "application/toml; charset=utf-8")], text))
 }
 
@@ -42,12 +45,4 @@ pub async fn replicas(State(app): State<Arc<App>>) -> Json<Value> {
         "placed_requests": status.queue.placed_requests,
         "tenants": app.tenants().len(),
     }))
-}
-
-/// `GET /policies`: what decides, by seat.
-pub async fn policies() -> Json<Value> {
-    let seats = ["admission", "routing", "fairness", "eviction", "overload"];
-    let natives = ["bounded", "overlap-load", "class-age", "lru", "ladder"];
-    let seats = seats.iter().zip(natives).map(|(seat, name)| json!({"seat": seat, "policy": name, "kind": "native"}));
-    Json(json!({"generation": 0, "seats": seats.collect::<Vec<_>>()}))
 }

@@ -7,10 +7,12 @@ use penstock_engine::Engine;
 use penstock_model::Model;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::admin_guard::AdminToken;
 use super::error::ApiError;
 use super::idempotency::Idempotency;
 use super::refusals::Refusals;
 use crate::config::Config;
+use crate::policies::{Kept, Publication};
 use crate::tenants::{Identity, Tenants};
 
 /// Input shorter than this is parsed and tokenised where it is: moving it would take longer.
@@ -26,6 +28,10 @@ pub struct App {
     pub model_name: String,
     /// The effective configuration.
     pub config: Config,
+    /// The policy sets.
+    pub publication: Publication,
+    /// What the admin listener wants to be shown; without it, it answers on this machine alone.
+    pub admin_token: Option<AdminToken>,
     /// Hashes names into ids.
     pub identity: Identity,
     /// Longest sequence that a replica can hold, prompt and output together.
@@ -47,17 +53,51 @@ pub struct App {
     token_bytes_max: usize,
 }
 
+/// What an [`App`] is made of.
+pub struct Parts {
+    /// See [`App::engine`].
+    pub engine: Engine,
+    /// See [`App::model`].
+    pub model: Arc<Model>,
+    /// See [`App::model_name`].
+    pub model_name: String,
+    /// See [`App::config`].
+    pub config: Config,
+    /// See [`App::identity`].
+    pub identity: Identity,
+    /// The tenants at the start.
+    pub tenants: Tenants,
+    /// See [`App::context_tokens_max`].
+    pub context_tokens_max: u32,
+    /// See [`App::publication`].
+    pub publication: Publication,
+    /// See [`App::admin_token`].
+    pub admin_token: Option<AdminToken>,
+}
+
+impl Kept for App {
+    fn engine(&self) -> &Engine {
+        &self.engine
+    }
+    fn publication(&self) -> &Publication {
+        &self.publication
+    }
+}
+
 impl App {
     /// Puts the parts together.
-    pub fn new(
-        engine: Engine,
-        model: Arc<Model>,
-        model_name: String,
-        config: Config,
-        identity: Identity,
-        tenants: Tenants,
-        context_tokens_max: u32,
-    ) -> Self {
+    pub fn new(parts: Parts) -> Self {
+        let Parts {
+            engine,
+            model,
+            model_name,
+            config,
+            identity,
+            tenants,
+            context_tokens_max,
+            publication,
+            admin_token,
+        } = parts;
         let tokenizer = model.tokenizer();
         let lengths = (0..tokenizer.vocab_len() as u32).map(|id| tokenizer.token_bytes(id).len());
         Self {
@@ -76,6 +116,8 @@ impl App {
             config,
             identity,
             context_tokens_max,
+            publication,
+            admin_token,
         }
     }
 

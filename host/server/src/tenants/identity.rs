@@ -6,7 +6,6 @@ use sha2::Sha256;
 
 use crate::deployment::SECRET_BYTES;
 
-
 /// Hashes names into ids.
 #[derive(Clone)]
 pub struct Identity {
