@@ -297,6 +297,8 @@ impl Stage {
         let mut ranked = Vec::new();
         let answer = policy.decide(&call, &asked, &mut ranked);
         told(answer, |placement| match placement {
+            // The contract reads an empty ranking as no opinion, and a component has no other way to say so here.
+            Placement::Place { .. } if ranked.is_empty() => NO_OPINION.into(),
             Placement::Place { wait_us, colocate } => {
                 let wait = if wait_us > 0 { format!(" wait {wait_us}") } else { String::new() };
                 format!("place{}{wait}{}", listed(&ranked), if colocate { " colocate" } else { "" })
@@ -316,6 +318,10 @@ impl Stage {
         let mut ranked = Vec::new();
         let answer = policy.order(&call, Context { values: &values }, &waiting, &mut ranked);
         let ranking = told(answer, |ranking| {
+            let is_silent = ranked.is_empty() && ranking.rest == Rest::Append && ranking.tpot_target_us == u32::MAX;
+            if is_silent {
+                return NO_OPINION.into();
+            }
             let keep = if ranking.rest == Rest::Keep { " keep" } else { "" };
             let target = match ranking.tpot_target_us {
                 u32::MAX => String::new(),
@@ -392,10 +398,12 @@ impl Stage {
     }
 }
 
+const NO_OPINION: &str = "no opinion";
+
 fn told<T>(answer: Answer<T>, proposal: impl FnOnce(T) -> String) -> String {
     match answer {
         Answer::Proposal(given) => proposal(given),
-        Answer::NoOpinion => "no opinion".into(),
+        Answer::NoOpinion => NO_OPINION.into(),
         Answer::Fault(kind) => format!("fault {}", FaultKind::name(kind)),
     }
 }
