@@ -1,0 +1,176 @@
+"""What decides can be seen, changed and put back while requests run, and only by those who may."""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server import MODEL_NAME, Server, run_to_end
+
+PROMPT = {"model": MODEL_NAME, "prompt": "One, two,", "max_tokens": 12, "temperature": 0}
+COMPONENTS = Path(os.environ.get("PENSTOCK_POLICIES", Path(__file__).parents[2] / "target" / "policies"))
+SEATS = {
+    "admission": "admission-queue-quota",
+    "routing": "routing-load-overlap",
+    "fairness": "fairness-vtc",
+    "eviction": "eviction-gdsf",
+    "overload": "overload-degrade-ladder",
+}
+needs_components = pytest.mark.skipif(
+    not all((COMPONENTS / f"{name}.wasm").exists() for name in SEATS.values()),
+    reason="no policy components are built; `cargo xtask policies` builds them",
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("policies"), "--kv-blocks", 600)
+    yield server
+    assert server.stop() == 0, server.log()
+
+
+def policy(server, *args):
+    code, out, err = run_to_end("policy", "--admin", server.admin_url(), *args)
+    return code, out, err
+
+
+def write_set(folder):
+    """A set of the shipped components, beside its components."""
+    for name in SEATS.values():
+        (folder / f"{name}.wasm").write_bytes((COMPONENTS / f"{name}.wasm").read_bytes())
+    lines = [f'[{seat}]\npolicy = "file:{name}.wasm"\n' for seat, name in SEATS.items()]
+    path = folder / "policies.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def complete(server):
+    answer = httpx.post(f"{server.url}/v1/completions", json=PROMPT, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"], answer.headers["x-penstock-policy-generation"]
+
+
+def test_the_native_defaults_decide_unless_told(server):
+    shown = httpx.get(f"{server.admin_url()}/policies").json()
+    assert [(seat["seat"], seat["kind"]) for seat in shown["seats"]] == [(seat, "native") for seat in SEATS]
+    assert shown["generation"] == 1 and shown["replicas"] == [{"replica": 0, "generation": 1}]
+    assert complete(server)[1] == "1"
+
+
+def test_what_cannot_serve_is_refused_by_name_and_changes_nothing(server):
+    admin = server.admin_url()
+    before = httpx.get(f"{admin}/policies").json()["digest"]
+    junk = b"\0asm junk"
+    refused = httpx.put(f"{admin}/policies/components/{hashlib.sha256(junk).hexdigest()}", content=junk)
+    assert refused.status_code == 422 and refused.json()["error"]["code"] == "policy_refused"
+    refused = httpx.put(f"{admin}/policies/components/{'0' * 64}", content=junk)
+    assert "digest" in refused.json()["error"]["message"]
+    for document, part in [
+        ({"routing": {"policy": "native:nonsense"}}, "routing.policy"),
+        ({"router": {"policy": "native:overlap-load"}}, "no such seat"),
+        ({"routing": {"policy": "native:overlap-load", "fuel": 1}}, "routing.fuel"),
+    ]:
+        refused = httpx.post(f"{admin}/policies", json=document)
+        assert refused.status_code == 422 and part in refused.json()["error"]["message"], refused.text
+    missing = httpx.post(f"{admin}/policies", json={"routing": {"policy": f"sha256:{'1' * 64}"}}).json()["digest"]
+    refused = httpx.post(f"{admin}/policies/{missing}/activate")
+    assert refused.status_code == 422 and "not loaded" in refused.json()["error"]["message"], refused.text
+    assert httpx.post(f"{admin}/policies/{'2' * 64}/activate").status_code == 404
+    assert httpx.post(f"{admin}/policies/rollback").status_code == 409
+    shown = httpx.get(f"{admin}/policies").json()
+    assert shown["digest"] == before and shown["generation"] == 1
+    assert any(event["event"] == "refused" and event["set"] == missing for event in shown["history"])
+
+
+def test_only_this_machine_and_no_web_page_may_ask(server):
+    admin = server.admin_url()
+    assert httpx.get(f"{admin}/policies", headers={"host": "penstock.example"}).status_code == 403
+    assert httpx.post(f"{admin}/policies/rollback", headers={"origin": "http://penstock.example"}).status_code == 403
+
+
+def test_one_native_policy_takes_the_place_of_another_and_gives_it_back(server):
+    admin = server.admin_url()
+    text, _ = complete(server)
+    first = httpx.get(f"{admin}/policies").json()
+    digest = httpx.post(f"{admin}/policies", json={"routing": {"policy": "native:best-credit"}}).json()["digest"]
+    generation = httpx.post(f"{admin}/policies/{digest}/activate").json()["generation"]
+    assert generation > first["generation"]
+    assert complete(server) == (text, str(generation))
+    shown = httpx.get(f"{admin}/policies").json()
+    assert shown["seats"][1]["policy"] == "best-credit" and shown["replicas"][0]["generation"] == generation
+    code, out, err = policy(server, "rollback")
+    assert code == 0 and first["digest"] in out, err
+    assert complete(server) == (text, str(generation + 1))
+
+
+def test_the_log_and_the_story_of_a_request(server):
+    complete(server)
+    time.sleep(0.3)
+    log = httpx.get(f"{server.admin_url()}/policies/log?n=200").json()["decisions"]
+    request = [decision["request"] for decision in log if decision["question"] == "routing"][-1]
+    code, out, err = policy(server, "explain", request)
+    assert code == 0, err
+    assert "asked whether it may enter" in out and "to admit it" in out and "which of 1 replicas" in out
+    code, out, _ = policy(server, "log", "-n", "5", "--question", "admission")
+    assert code == 0 and 1 <= len(out.splitlines()) <= 5
+    assert policy(server, "explain", "7")[0] != 0
+
+
+def test_a_token_is_wanted_where_one_is_set(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123456789abcdef\n")
+    server = Server(tmp_path / "server", "--kv-blocks", 600, "--admin-token-file", token)
+    admin = server.admin_url()
+    assert httpx.get(f"{admin}/policies").status_code == 401
+    assert httpx.get(f"{admin}/policies", headers={"authorization": "Bearer 0123456789abcdef"}).status_code == 401
+    assert httpx.get(f"{admin}/health").status_code == 200
+    assert policy(server, "list")[0] != 0
+    code, out, err = policy(server, "--admin-token-file", token, "list")
+    assert code == 0 and "class-first" in out, err
+    assert server.stop() == 0
+
+
+@needs_components
+def test_components_are_loaded_put_in_force_inspected_and_rolled_back(server, tmp_path):
+    text, _ = complete(server)
+    path = write_set(tmp_path)
+    code, out, err = policy(server, "activate", str(path))
+    assert code == 0, err
+    digest = out.split()[-1]
+    assert complete(server)[0] == text, "policies decide where and when, never what"
+    code, out, err = policy(server, "list")
+    assert code == 0 and all(seat in out for seat in SEATS), err
+    assert out.count(" wasm ") == 5, out
+    code, out, err = policy(server, "inspect", digest[:12])
+    assert code == 0 and '"declares"' in out and "waiting" in out, err
+    metrics = httpx.get(f"{server.admin_url()}/metrics").text
+    assert 'penstock_policy_call_duration_seconds_count{decision="routing"' in metrics
+    code, _, err = policy(server, "rollback")
+    assert code == 0, err
+    assert complete(server)[0] == text
+
+
+@needs_components
+def test_a_watched_folder_changes_what_decides_and_a_broken_one_changes_nothing(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    server = Server(tmp_path / "server", "--kv-blocks", 600, "--policy-dir", folder)
+    admin = server.admin_url()
+
+    def wait_for(holds):
+        deadline = time.monotonic() + 30
+        while not holds(httpx.get(f"{admin}/policies").json()):
+            assert time.monotonic() < deadline, httpx.get(f"{admin}/policies").text
+            time.sleep(0.1)
+
+    path = write_set(folder)
+    wait_for(lambda shown: all(seat["kind"] == "wasm" for seat in shown["seats"]))
+    good = httpx.get(f"{admin}/policies").json()["digest"]
+    path.write_text("[routing]\npolicy = 3\n")
+    wait_for(lambda shown: any(event["event"] == "refused" and event["by"] == "folder" for event in shown["history"]))
+    assert httpx.get(f"{admin}/policies").json()["digest"] == good
+    assert complete(server)[0]
+    assert server.stop() == 0
