@@ -21,6 +21,9 @@ use crate::runtime::Runtime;
 /// Versions of the contract that this host takes: 0.1 with any patch.
 pub const CONTRACT_VERSIONS: &str = ">=0.1.0, <0.2.0";
 
+/// Names that a refusal lists.
+const NAMES_SHOWN_MAX: usize = 16;
+
 /// A policy's code, compiled, checked and ready for instances.
 pub struct Component {
     digest: Digest,
@@ -252,7 +255,9 @@ fn check_imports(runtime: &Runtime, component: &wasmtime::component::Component) 
             _ => false,
         };
         if !is_allowed {
-            refused.push(name.to_owned());
+            if refused.len() < NAMES_SHOWN_MAX {
+                refused.push(name.to_owned());
+            }
         } else if !is_offered(version) {
             return Err(LoadError::Version { name: name.to_owned() });
         }
@@ -281,7 +286,9 @@ fn check_exports(
             has_life |= decision.is_none();
             decisions.extend(decision.map(|decision| (decision, version.unwrap_or_default().to_owned())));
         }
-        found.push(name.to_owned());
+        if found.len() < NAMES_SHOWN_MAX {
+            found.push(name.to_owned());
+        }
     }
     match (decisions.pop(), decisions.pop(), has_life) {
         (Some(only), None, true) => Ok(only),

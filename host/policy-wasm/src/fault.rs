@@ -5,7 +5,7 @@ use std::fmt;
 use penstock_policy_api::FaultKind;
 use wasmtime::{Trap, WasmBacktrace};
 
-use crate::limits::{FAULT_FRAMES_MAX, FAULT_TEXT_BYTES_MAX};
+use crate::limits::{FAULT_FRAMES_MAX, FAULT_TEXT_BYTES_MAX, NAME_BYTES_MAX};
 
 /// The functions of the contract, as a fault names them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -97,7 +97,7 @@ impl Failure {
             for (at, frame) in frames.iter().take(FAULT_FRAMES_MAX).enumerate() {
                 text.push_str(if at == 0 { "; in " } else { " < " });
                 match frame.func_name() {
-                    Some(name) => text.push_str(name),
+                    Some(name) => text.push_str(&name[..name.floor_char_boundary(NAME_BYTES_MAX)]),
                     None => text.push_str(&format!("function {}", frame.func_index())),
                 }
             }
@@ -109,13 +109,16 @@ impl Failure {
     }
 
     /// A fault in the host's own words.
-    pub(crate) fn new(during: GuestCall, kind: FaultKind, mut text: String) -> Self {
-        truncate(&mut text, FAULT_TEXT_BYTES_MAX);
-        Self { during, kind, text }
+    pub(crate) fn new(during: GuestCall, kind: FaultKind, text: String) -> Self {
+        Self { during, kind, text: plain(text, FAULT_TEXT_BYTES_MAX) }
     }
 }
 
-/// Cuts at a character's edge.
-pub(crate) fn truncate(text: &mut String, bytes_max: usize) {
+/// A guest's words as one bounded line: cut at a character's edge, blanks for control characters.
+pub(crate) fn plain(mut text: String, bytes_max: usize) -> String {
     text.truncate(text.floor_char_boundary(bytes_max));
+    if text.contains(char::is_control) {
+        text = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    }
+    text
 }

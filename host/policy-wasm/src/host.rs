@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use wasmtime::ResourceLimiter;
 
 use crate::bindings::life;
-use crate::fault::{OverCap, TooManyHostCalls, truncate};
+use crate::fault::{OverCap, TooManyHostCalls, plain};
 use crate::limits::{
     CORE_INSTANCES_MAX, COUNTER_NAME_BYTES_MAX, COUNTERS_MAX, HOST_CALLS_MAX, LOG_CALLS_PER_LINE, LOG_LINES_MAX,
     LOG_TEXT_BYTES_MAX, MEMORIES_MAX, TABLE_ELEMENTS_MAX,
@@ -67,23 +67,19 @@ impl Notes {
         }
     }
 
-    fn log(&mut self, level: u8, mut text: String) {
+    fn log(&mut self, level: u8, text: String) {
         if self.credit == 0 || self.lines.len() >= LOG_LINES_MAX {
             self.lines_dropped = self.lines_dropped.saturating_add(1);
             return;
         }
         self.credit -= 1;
-        truncate(&mut text, LOG_TEXT_BYTES_MAX);
-        if text.contains(char::is_control) {
-            text = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        }
         let level = match level {
             0 => LogLevel::Error,
             1 => LogLevel::Warning,
             2 => LogLevel::Information,
             _ => LogLevel::Debug,
         };
-        self.lines.push_back(LogLine { level, text });
+        self.lines.push_back(LogLine { level, text: plain(text, LOG_TEXT_BYTES_MAX) });
     }
 
     fn count(&mut self, name: &str, by: u64) {
@@ -165,7 +161,11 @@ impl life::host::Host for Host {
 }
 
 impl ResourceLimiter for Host {
-    fn memory_growing(&mut self, current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
+    fn memory_growing(&mut self, current: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
+        if maximum.is_some_and(|maximum| desired > maximum) && desired <= self.memory_bytes_max {
+            // Past what the module itself declared: the guest is told no, and nothing has grown.
+            return Ok(false);
+        }
         let asked = self.memory_bytes.saturating_add(desired.saturating_sub(current));
         if asked > self.memory_bytes_max {
             let limit = self.memory_bytes_max;

@@ -1,5 +1,6 @@
 //! How is one instance made and called? Fuel, backstop and the bounds of what it may hand over are set before each call.
 
+use std::mem;
 use std::sync::Arc;
 
 use penstock_policy_api::{Decision, FaultKind, Kept, Manifest, RestoreCause, RestoreError, RestoreInfo};
@@ -8,9 +9,11 @@ use wasmtime::{Store, StoreContextMut};
 
 use crate::bindings::life::{self, Life, LifeIndices};
 use crate::component::{Component, LoadError, manifest_of};
-use crate::fault::{Failure, GuestCall};
+use crate::fault::{Failure, GuestCall, plain};
 use crate::host::{Host, Notes};
-use crate::limits::{ANSWER_BYTES_MAX, FUEL_MAX, FUEL_PER_FACT, HOST_CALLS_MAX, MANIFEST_BYTES_MAX};
+use crate::limits::{
+    ANSWER_BYTES_MAX, FUEL_MAX, FUEL_PER_FACT, HOST_CALLS_MAX, LOG_TEXT_BYTES_MAX, MANIFEST_BYTES_MAX, NAME_BYTES_MAX,
+};
 use crate::runtime::Runtime;
 use crate::worlds;
 
@@ -96,13 +99,16 @@ pub(crate) fn inspect(runtime: &Runtime, pre: &InstancePre<Host>, decision: Deci
 }
 
 impl<B: Bound> Instance<B> {
-    /// Makes an instance and leads it through `describe` and `configure`. What it said on the way is kept, whatever comes of it.
-    pub fn start(setup: &Setup, notes: Notes) -> Result<Self, (StartError, Notes)> {
-        let mut store = setup.runtime.store(notes);
-        let made = Self::make(setup, &mut store);
-        let (life, bound) = match made {
+    /// Makes an instance and leads it through `describe` and `configure`. It takes `notes` over; when it does not start, they are back
+    /// with what it said on the way.
+    pub fn start(setup: &Setup, notes: &mut Notes) -> Result<Self, StartError> {
+        let mut store = setup.runtime.store(mem::take(notes));
+        let (life, bound) = match Self::make(setup, &mut store) {
             Ok(made) => made,
-            Err(failure) => return Err((StartError::Failed(failure), store.into_data().notes)),
+            Err(failure) => {
+                *notes = store.into_data().notes;
+                return Err(StartError::Failed(failure));
+            }
         };
         let mut started = Self {
             store,
@@ -115,7 +121,10 @@ impl<B: Bound> Instance<B> {
         };
         match started.introduce(setup) {
             Ok(()) => Ok(started),
-            Err(error) => Err((error, started.into_notes())),
+            Err(error) => {
+                *notes = started.into_notes();
+                Err(error)
+            }
         }
     }
 
@@ -163,7 +172,10 @@ impl<B: Bound> Instance<B> {
         let answer = self.call(budget, |_, life, store| life.penstock_types_policy().call_configure(store, parameters));
         match answer {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(refused)) => Err(StartError::Parameters { field: refused.field, problem: refused.problem }),
+            Ok(Err(refused)) => Err(StartError::Parameters {
+                field: plain(refused.field, NAME_BYTES_MAX),
+                problem: plain(refused.problem, LOG_TEXT_BYTES_MAX),
+            }),
             Err(failure) => Err(StartError::Failed(failure)),
         }
     }

@@ -77,7 +77,7 @@ pub(crate) struct Carried {
 impl<W: World> Living<W> {
     /// A fresh instance, described and configured.
     pub fn start(setup: Setup, declaration: W::Declaration) -> Result<Self, StartError> {
-        let instance = Instance::start(&setup, Notes::default()).map_err(|(error, _)| error)?;
+        let instance = Instance::start(&setup, &mut Notes::default())?;
         Ok(Self {
             setup,
             declaration,
@@ -193,10 +193,9 @@ impl<W: World> Living<W> {
     }
 
     fn try_rebuild(&mut self, with_state: bool) -> bool {
-        let mut instance = match Instance::start(&self.setup, mem::take(&mut self.notes)) {
+        let mut instance = match Instance::start(&self.setup, &mut self.notes) {
             Ok(instance) => instance,
-            Err((error, notes)) => {
-                self.notes = notes;
+            Err(error) => {
                 self.note_start(error);
                 return false;
             }

@@ -1,6 +1,6 @@
 //! May this request enter the queue now?
 
-use penstock_base::{ClassRank, FlowId, Instant, Priority, RequestId, Traits};
+use penstock_base::{ClassRank, Instant, Priority, RequestId, Traits};
 use penstock_policy_api::native::Bounded;
 use penstock_policy_api::{
     AdmissionDeclaration, AdmissionPolicy, AdmissionSeat, Answer, Call, Context, Decision, FallbackReason, Question,
@@ -62,7 +62,7 @@ pub(super) fn plain_request() -> RequestRecord {
     RequestRecord {
         request_id: RequestId(1),
         tenant_id: 0,
-        flow_id: FlowId(1).0,
+        flow_id: 1,
         session_id: 0,
         class_rank: ClassRank::default(),
         attempt: 1,
@@ -81,21 +81,8 @@ impl AdmissionPolicy for Living<Admission> {
     }
 
     fn decide(&mut self, call: &Call, request: &RequestRecord, context: Context<'_>) -> Answer<Verdict> {
-        let asked = types::Call { number: call.number, now_us: call.now_us, seed: call.seed };
-        let request = types::Request {
-            request_id: request.request_id.0,
-            tenant_id: request.tenant_id,
-            flow_id: request.flow_id,
-            session_id: request.session_id,
-            class_rank: request.class_rank.get(),
-            attempt: request.attempt,
-            sequences: request.sequences,
-            priority: request.priority.0,
-            input_tokens: request.input_tokens,
-            max_output_tokens: request.max_output_tokens,
-            deadline_us: request.deadline_us,
-            traits: request.traits.0,
-        };
+        let asked = wall_call!(call);
+        let request = wall_request!(request);
         let fuel = row_fuel(Question::Admission, 0);
         let answer = self.ask(GuestCall::Decide, call, fuel, |guest, store| {
             guest.0.penstock_admission_admission().call_decide(store, asked, request, context.values)

@@ -68,7 +68,7 @@ impl EvictionPolicy for Living<Eviction> {
         let mut scratch = mem::take(&mut self.cells);
         let rows = runs.rows();
         let cells = types::Matrix { rows: rows as u32, cells: packed(runs, &mut scratch) };
-        let asked = types::Call { number: call.number, now_us: call.now_us, seed: call.seed };
+        let asked = wall_call!(call);
         let answer = self.ask(GuestCall::Decide, call, row_fuel(Question::Eviction, rows), |guest, store| {
             guest.0.penstock_eviction_eviction().call_decide(store, asked, context.values, cells)
         });

@@ -73,7 +73,7 @@ impl FairnessPolicy for Living<Fairness> {
         let mut scratch = mem::take(&mut self.cells);
         let rows = waiting.rows();
         let cells = types::Matrix { rows: rows as u32, cells: packed(waiting, &mut scratch) };
-        let asked = types::Call { number: call.number, now_us: call.now_us, seed: call.seed };
+        let asked = wall_call!(call);
         let answer = self.ask(GuestCall::Order, call, row_fuel(Question::Order, rows), |guest, store| {
             guest.0.penstock_fairness_fairness().call_order(store, asked, context.values, cells)
         });
@@ -101,7 +101,7 @@ impl FairnessPolicy for Living<Fairness> {
         let mut scratch = mem::take(&mut self.cells);
         let rows = running.rows();
         let cells = types::Matrix { rows: rows as u32, cells: packed(running, &mut scratch) };
-        let asked = types::Call { number: call.number, now_us: call.now_us, seed: call.seed };
+        let asked = wall_call!(call);
         let answer = self.ask(GuestCall::Victims, call, row_fuel(Question::Victims, rows), |guest, store| {
             guest.0.penstock_fairness_fairness().call_victims(store, asked, context.values, cells)
         });

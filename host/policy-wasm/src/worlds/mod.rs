@@ -2,6 +2,33 @@
 //!
 //! Lists in an answer are cut one past the longest that can be valid, so that nonsense stays nonsense and costs no room.
 
+/// The record of a call in a world's own types.
+macro_rules! wall_call {
+    ($call:expr) => {
+        types::Call { number: $call.number, now_us: $call.now_us, seed: $call.seed }
+    };
+}
+
+/// The record of a request in a world's own types.
+macro_rules! wall_request {
+    ($request:expr) => {
+        types::Request {
+            request_id: $request.request_id.0,
+            tenant_id: $request.tenant_id,
+            flow_id: $request.flow_id,
+            session_id: $request.session_id,
+            class_rank: $request.class_rank.get(),
+            attempt: $request.attempt,
+            sequences: $request.sequences,
+            priority: $request.priority.0,
+            input_tokens: $request.input_tokens,
+            max_output_tokens: $request.max_output_tokens,
+            deadline_us: $request.deadline_us,
+            traits: $request.traits.0,
+        }
+    };
+}
+
 mod admission;
 mod eviction;
 mod fairness;

@@ -76,7 +76,7 @@ impl OverloadPolicy for Living<Overload> {
         let (class_rows, replica_rows) = (question.classes.rows(), question.replicas.rows());
         let classes = types::Matrix { rows: class_rows as u32, cells: packed(question.classes, &mut class_scratch) };
         let replicas = types::Matrix { rows: replica_rows as u32, cells: packed(question.replicas, &mut scratch) };
-        let asked = types::Call { number: call.number, now_us: call.now_us, seed: call.seed };
+        let asked = wall_call!(call);
         let fuel = row_fuel(Question::Overload, class_rows + replica_rows);
         let context = question.context.values;
         let answer = self.ask(GuestCall::Decide, call, fuel, |guest, store| {

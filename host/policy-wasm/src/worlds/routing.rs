@@ -78,22 +78,8 @@ impl RoutingPolicy for Living<Routing> {
         let mut scratch = mem::take(&mut self.cells);
         let rows = question.replicas.rows();
         let replicas = types::Matrix { rows: rows as u32, cells: packed(question.replicas, &mut scratch) };
-        let asked = types::Call { number: call.number, now_us: call.now_us, seed: call.seed };
-        let request = question.request;
-        let request = types::Request {
-            request_id: request.request_id.0,
-            tenant_id: request.tenant_id,
-            flow_id: request.flow_id,
-            session_id: request.session_id,
-            class_rank: request.class_rank.get(),
-            attempt: request.attempt,
-            sequences: request.sequences,
-            priority: request.priority.0,
-            input_tokens: request.input_tokens,
-            max_output_tokens: request.max_output_tokens,
-            deadline_us: request.deadline_us,
-            traits: request.traits.0,
-        };
+        let asked = wall_call!(call);
+        let request = wall_request!(question.request);
         let (phase, context) = (question.phase as u8, question.context.values);
         let answer = self.ask(GuestCall::Decide, call, row_fuel(Question::Routing, rows), |guest, store| {
             guest.0.penstock_routing_routing().call_decide(store, asked, request, phase, context, replicas)
