@@ -174,3 +174,28 @@ def test_a_watched_folder_changes_what_decides_and_a_broken_one_changes_nothing(
     assert httpx.get(f"{admin}/policies").json()["digest"] == good
     assert complete(server)[0]
     assert server.stop() == 0
+
+
+HOSTILE = Path(os.environ.get("PENSTOCK_HOSTILE", "")) / "routing-traps-in-observe.wasm"
+
+
+@pytest.mark.skipif(not HOSTILE.is_file(), reason="PENSTOCK_HOSTILE names no folder of hostile components")
+def test_a_policy_that_fails_too_often_gives_way_to_the_last_good_set(server):
+    admin = server.admin_url()
+    good = httpx.get(f"{admin}/policies").json()["digest"]
+    component = HOSTILE.read_bytes()
+    digest = hashlib.sha256(component).hexdigest()
+    assert httpx.put(f"{admin}/policies/components/{digest}", content=component).status_code == 200
+    bad = httpx.post(f"{admin}/policies", json={"routing": {"policy": f"sha256:{digest}"}}).json()["digest"]
+    assert httpx.post(f"{admin}/policies/{bad}/activate").status_code == 200
+    deadline = time.monotonic() + 30
+    while httpx.get(f"{admin}/policies").json()["digest"] != good:
+        assert complete(server)[0], "no request fails for it"
+        assert time.monotonic() < deadline
+    shown = httpx.get(f"{admin}/policies").json()
+    assert shown["by"] == "quarantine"
+    [entry] = [entry for entry in shown["sets"] if entry["digest"] == bad]
+    assert entry["state"] == "quarantined" and "routing" in entry["reason"]
+    metrics = httpx.get(f"{admin}/metrics").text
+    assert 'penstock_policy_rollbacks_total{cause="quarantine"' in metrics
+    assert 'penstock_policy_quarantines_total{decision="routing"' in metrics
