@@ -90,8 +90,18 @@ fn format(setting: &Setting) -> Result<Counts> {
 }
 
 fn clippy(setting: &Setting) -> Result<Counts> {
-    let args =
-        ["clippy", "--workspace", "--all-targets", "--profile", serve::PROFILE, "--quiet", "--", "-D", "warnings"];
+    let args = [
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--keep-going",
+        "--profile",
+        serve::PROFILE,
+        "--quiet",
+        "--",
+        "-D",
+        "warnings",
+    ];
     one(succeed(cargo(&setting.root, &args), "see the lints above"))
 }
 

@@ -32,8 +32,10 @@ fn seat(bench: &Bench) -> WasmPolicies {
     )
 }
 
-/// Everything that a run gives: answers, fuel of each call, and the saved bytes along the way.
-fn run(policies: &mut WasmPolicies) -> (Vec<(Answer<Ranking>, Vec<u32>)>, Vec<u64>, Vec<Vec<u8>>) {
+/// Everything that a run gives: answers with their rows, fuel of each call, and the saved bytes along the way.
+type Course = (Vec<(Answer<Ranking>, Vec<u32>)>, Vec<u64>, Vec<Vec<u8>>);
+
+fn run(policies: &mut WasmPolicies) -> Course {
     let (mut answers, mut fuel, mut saved) = (Vec::new(), Vec::new(), Vec::new());
     for number in 1..=200 {
         let mut waiting = Matrix::default();

@@ -219,7 +219,7 @@ impl From<ModelError> for ApiError {
     /// Faults of templates and tokenising: the request's content is at fault, or the model cannot do what it asks.
     fn from(fault: ModelError) -> Self {
         match fault {
-            ModelError::TemplateMissing { .. } => Self::unsupported("messages", fault.to_string()),
+            ModelError::TemplateMissing => Self::unsupported("messages", fault.to_string()),
             _ => Self::bad_field("messages", fault.to_string()),
         }
     }

@@ -225,10 +225,11 @@ mod tests {
         for key in 0..=ENTRIES_MAX {
             first(&owner, &key.to_string()).await.answered(&[7; 10]);
         }
-        let table = owner.lock();
-        assert!(table.entries.len() <= ENTRIES_MAX);
-        assert_eq!(table.bytes, table.entries.len() * 10);
-        drop(table);
+        {
+            let table = owner.lock();
+            assert!(table.entries.len() <= ENTRIES_MAX);
+            assert_eq!(table.bytes, table.entries.len() * 10);
+        }
         first(&owner, "0").await;
         assert!(matches!(owner.claim(TenantId(1), &ENTRIES_MAX.to_string(), b"body").await, Ok(Claimed::Answered(_))));
     }
