@@ -26,7 +26,7 @@ pub fn secret(named: Option<&Path>) -> Result<[u8; SECRET_BYTES]> {
 ///
 /// # Errors
 /// The counter file cannot be read, locked or written.
-pub fn next_epoch() -> Result<GatewayEpoch> {
+fn next_epoch() -> Result<GatewayEpoch> {
     let path = default_file("gateway-epoch").context("no home directory: set PENSTOCK_CACHE")?;
     count_up(&path).with_context(|| format!("count up the gateway epoch in {}", path.display()))
 }
@@ -34,6 +34,14 @@ pub fn next_epoch() -> Result<GatewayEpoch> {
 /// A folder of this name beside what is kept between starts.
 pub fn default_dir(name: &str) -> Option<PathBuf> {
     default_file(name)
+}
+
+/// [`next_epoch`], or where nothing can be written a number drawn at random, which an earlier start may have had.
+pub fn next_epoch_or_any() -> GatewayEpoch {
+    next_epoch().unwrap_or_else(|fault| {
+        tracing::warn!(fault = format!("{fault:#}"), "starts cannot be counted: this one draws its number");
+        GatewayEpoch((crate::tenants::entropy() as u16).max(1))
+    })
 }
 
 fn default_file(name: &str) -> Option<PathBuf> {

@@ -107,11 +107,11 @@ fn memory_bytes() -> Option<usize> {
 /// Settings of the engine and its machines.
 ///
 /// # Errors
-/// Classes that do not parse (the configuration's check has refused them before), and a start that cannot be numbered.
+/// Classes that do not parse (the configuration's check has refused them before).
 pub fn engine_config(config: &Config) -> Result<EngineConfig> {
     let ms = Duration::from_ms;
     let mut gateway = GatewayConfig {
-        epoch: crate::deployment::next_epoch()?,
+        epoch: crate::deployment::next_epoch_or_any(),
         run_seed: config.policy.run_seed,
         queue_requests_max: config.limits.queue_requests_max,
         queue_tokens_max: config.limits.queue_tokens_max,
