@@ -215,6 +215,8 @@ impl Signals {
                 _ = self.hangup.recv() => reload(app, app.config.server.keys.as_deref()),
             }
         }
+        // Before anything is said: whoever reads the log must find the probe failing already.
+        app.engine.begin_drain();
         tracing::info!(grace_s = app.config.server.drain_grace_s, "asked to stop: draining");
     }
 }
