@@ -1,11 +1,15 @@
 //! One machine with its policies, its log and its next wake-up.
 
-use penstock_base::Instant;
 use penstock_base::codec::Writer;
+use penstock_base::{Generation, Instant};
 use penstock_journal::{BreakCause, Machine, MachineId, Outcome, SegmentHeader, SegmentWriter, digest_effects};
+use penstock_sched::gateway::{Gateway, GatewayInput};
+use penstock_sched::message::ToReplica;
+use penstock_sched::replica::{Replica, ReplicaInput};
 
-use crate::policies::{PolicyKind, Seats};
+use crate::policies::{PolicyKind, WhimSeats};
 use crate::scenario::Scenario;
+use crate::seats::{Cast, Seats};
 
 /// Bytes of a log between two times that it is written out; the simulator writes out at every step.
 const LOG_BUFFER_BYTES: usize = 1 << 22;
@@ -13,10 +17,32 @@ const LOG_BUFFER_BYTES: usize = 1 << 22;
 /// Steps of a segment: short, so that machines are read back from the middle of their lives.
 const SEGMENT_STEPS: u64 = 200;
 
+/// A machine that a simulation can drive.
+pub trait Drives: Machine {
+    /// The generation that takes over with this input, if it says so.
+    fn switches_to(input: &Self::Input) -> Option<Generation>;
+}
+
+impl Drives for Gateway {
+    fn switches_to(input: &GatewayInput) -> Option<Generation> {
+        if let GatewayInput::Policies(generation) = input { Some(*generation) } else { None }
+    }
+}
+
+impl Drives for Replica {
+    fn switches_to(input: &ReplicaInput) -> Option<Generation> {
+        match input {
+            ReplicaInput::Policies(generation)
+            | ReplicaInput::Gateway { message: ToReplica::Policies(generation), .. } => Some(*generation),
+            _ => None,
+        }
+    }
+}
+
 /// A machine and what belongs to it.
-pub struct Driven<M: Machine> {
+pub struct Driven<M: Drives> {
     machine: M,
-    policies: Seats,
+    policies: Box<dyn Seats>,
     config: M::Config,
     /// Effects of the last step, until the driver has carried them out.
     effects: Vec<M::Effect>,
@@ -35,7 +61,7 @@ pub struct Driven<M: Machine> {
 fn open_segment<M: Machine>(
     machine: &M,
     config: &M::Config,
-    policies: &mut Seats,
+    policies: &mut dyn Seats,
     at: (u64, Instant),
 ) -> Result<SegmentWriter<M, Vec<u8>>, String> {
     let header = SegmentHeader::of(machine, config, policies, at);
@@ -44,18 +70,31 @@ fn open_segment<M: Machine>(
 }
 
 /// Fresh policies for a machine with this configuration.
-pub fn seats<M: Machine>(kind: PolicyKind, config: &M::Config) -> Seats {
-    Seats::new(kind, M::context_tokens_max(config))
+///
+/// # Errors
+/// The cast has none.
+pub fn seats<M: Machine>(kind: PolicyKind, cast: &dyn Cast, config: &M::Config) -> Result<Box<dyn Seats>, String> {
+    let plain = cast.seats(M::KIND, M::context_tokens_max(config))?;
+    Ok(match kind {
+        PolicyKind::Plain => plain,
+        PolicyKind::Whims => Box::new(WhimSeats::new(plain)),
+    })
 }
 
-impl<M: Machine> Driven<M> {
+impl<M: Drives> Driven<M> {
     /// A fresh machine, logged when asked.
     ///
     /// # Errors
-    /// The log does not open.
-    pub fn new(machine: M, config: M::Config, now: Instant, scenario: &Scenario) -> Result<Self, String> {
-        let mut policies = seats::<M>(scenario.policies, &config);
-        let log = if scenario.journal { Some(open_segment(&machine, &config, &mut policies, (0, now))?) } else { None };
+    /// There are no policies for it, or the log does not open.
+    pub fn new(
+        machine: M,
+        config: M::Config,
+        now: Instant,
+        (scenario, cast): (&Scenario, &dyn Cast),
+    ) -> Result<Self, String> {
+        let mut policies = seats::<M>(scenario.policies, cast, &config)?;
+        let log =
+            if scenario.journal { Some(open_segment(&machine, &config, policies.as_mut(), (0, now))?) } else { None };
         Ok(Self {
             machine,
             policies,
@@ -74,13 +113,17 @@ impl<M: Machine> Driven<M> {
     /// Advances the machine and walks its invariants. What came of it; give it back with [`Self::recycle`].
     ///
     /// # Errors
-    /// An invariant that does not hold, or a log that does not take the step.
+    /// An invariant that does not hold, a policy that does not take its place, or a log that does not take the step.
     pub fn step(&mut self, now: Instant, input: M::Input) -> Result<Vec<M::Effect>, String> {
         if let Some(log) = &mut self.log {
             log.input(now, &input).map_err(|closed| closed.to_string())?;
         }
+        if let Some(generation) = M::switches_to(&input) {
+            self.policies.switch(generation, now).map_err(|why| format!("switch to {generation:?}: {why}"))?;
+        }
         let mut effects = std::mem::take(&mut self.effects);
-        self.machine.advance(now, input, &mut self.policies, &mut effects);
+        self.machine.advance(now, input, self.policies.as_mut(), &mut effects);
+        self.policies.between_steps(now)?;
         self.steps += 1;
         let digest = digest_effects(&effects, &mut self.scratch);
         self.digest = crate::rng::mix(self.digest, digest);
@@ -94,7 +137,7 @@ impl<M: Machine> Driven<M> {
         {
             self.segments.push(log.complete().map_err(|error| error.to_string())?);
             let number = self.segments.len() as u64;
-            self.log = Some(open_segment(&self.machine, &self.config, &mut self.policies, (number, now))?);
+            self.log = Some(open_segment(&self.machine, &self.config, self.policies.as_mut(), (number, now))?);
         }
         if self.steps.is_multiple_of(self.check_every) {
             self.machine.sound().map_err(|what| format!("invariant: {what}"))?;
@@ -118,9 +161,9 @@ impl<M: Machine> Driven<M> {
         &mut self.machine
     }
 
-    /// Digest of the effects of all steps, and their number.
-    pub fn digest(&self) -> (u64, u64) {
-        (self.digest, self.steps)
+    /// Digest of the effects of all steps and of all decisions.
+    pub fn digest(&self) -> u64 {
+        crate::rng::mix(self.digest, self.machine.decisions())
     }
 
     /// Ends the log and gives its segments. `broken` when the machine did not come to a good end.

@@ -3,7 +3,8 @@
 //! One thread, no wall clock, no randomness but a seed's: [`run`] gives the same [`Report`] for the same [`Scenario`] in every process.
 //!
 //! - What happens: [`scenario`] (sizes, faults), [`workload`] (requests), [`cost`] (how long a step takes), [`agenda`] (when).
-//! - Who does it: [`world`] drives gateways and replicas, [`driven`] is one machine with its log, [`policies`] sit in the seats.
+//! - Who does it: [`world`] drives gateways and replicas, [`driven`] is one machine with its log, [`seats`] says who decides,
+//!   [`policies`] have whims.
 //! - What must hold: [`executor`] knows what every block must contain, [`checkers`] what every message and token must be.
 #![forbid(unsafe_code)]
 
@@ -16,10 +17,12 @@ pub mod policies;
 pub mod report;
 pub mod rng;
 pub mod scenario;
+pub mod seats;
 pub mod workload;
 pub mod world;
 
 pub use policies::PolicyKind;
-pub use report::{Figures, Report, RequestReport, Violation};
+pub use report::{Figures, Happened, Report, RequestReport, Violation};
 pub use scenario::{Faults, Scenario};
-pub use world::run;
+pub use seats::{Cast, Natives, Seats};
+pub use world::{run, run_with};

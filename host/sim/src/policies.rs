@@ -1,12 +1,14 @@
-//! Policies that follow the native defaults most of the time, and a whim else: reserves below the cap, lowered caps, deferrals, odd
+//! Policies that follow those of the cast most of the time, and a whim else: reserves below the cap, lowered caps, deferrals, odd
 //! rankings, waits, victims, prices, stances, and now and then an answer that cannot stand or a fault.
 //!
 //! The defaults reserve all that a request may need, so that nothing is ever short of blocks; whims bring the machines to where they must
-//! take them back. A whim is a function of the call alone: it is replayed like everything else.
+//! take them back. A whim is a function of the call alone: it is replayed like everything else, and it is the same whoever it overrules.
+
+use std::cell::RefCell;
+use std::rc::Rc;
 
 use penstock_base::codec::Writer;
-use penstock_base::{Generation, Traits};
-use penstock_policy_api::native::{Bounded, ClassFirst, Ladder, Lru, OverlapLoad};
+use penstock_base::{Generation, Instant, Traits};
 use penstock_policy_api::{
     Action, AdmissionDeclaration, AdmissionPolicy, Answer, Call, Context, EvictionDeclaration, EvictionPolicy, Fact,
     FairnessDeclaration, FairnessPolicy, FaultKind, Kept, Matrix, OverloadDeclaration, OverloadPolicy,
@@ -15,44 +17,59 @@ use penstock_policy_api::{
 };
 
 use crate::rng::Rng;
+use crate::seats::Seats;
 
-/// Who sits in the seats of a scenario's machines.
+/// How a scenario's seats behave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PolicyKind {
-    /// The native defaults.
-    Native,
-    /// The native defaults with whims.
+    /// As the cast has it.
+    Plain,
+    /// With whims.
     Whims,
 }
 
-/// A policy with whims.
-#[derive(Debug)]
-struct Whim<P> {
-    inner: P,
-    on: bool,
+/// Whoever is overruled, shared by the five seats: one set sits there.
+type Shared = Rc<RefCell<Box<dyn Seats>>>;
+
+/// A seat with whims.
+struct Whim<D> {
+    inner: Shared,
+    /// Of the policy behind it, read again at each switch.
+    declaration: D,
 }
 
-impl<P> Whim<P> {
-    /// The draws of a call that follows a whim.
-    fn draw(&self, call: &Call) -> Option<Rng> {
-        let mut rng = Rng::stream(call.seed, call.number);
-        (self.on && !rng.one_in(3)).then_some(rng)
-    }
+/// The draws of a call that follows a whim.
+fn draw(call: &Call) -> Option<Rng> {
+    let mut rng = Rng::stream(call.seed, call.number);
+    (!rng.one_in(3)).then_some(rng)
 }
 
-impl<P: Policy> Policy for Whim<P> {
-    fn terms(&self) -> &Terms {
-        self.inner.terms()
-    }
-    fn observe(&mut self, facts: &[Fact]) -> Result<(), FaultKind> {
-        self.inner.observe(facts)
-    }
-    fn save(&mut self, out: &mut Writer) -> Result<(), FaultKind> {
-        self.inner.save(out)
-    }
-    fn restore(&mut self, info: &RestoreInfo, state: &[u8]) -> Result<Kept, RestoreError> {
-        self.inner.restore(info, state)
-    }
+/// The life of each seat is that of the policy behind it.
+macro_rules! lives {
+    ($($declaration:ty, $seat:ident;)*) => {$(
+        impl Policy for Whim<$declaration> {
+            fn terms(&self) -> &Terms {
+                &self.declaration.terms
+            }
+            fn observe(&mut self, facts: &[Fact]) -> Result<(), FaultKind> {
+                self.inner.borrow_mut().$seat().observe(facts)
+            }
+            fn save(&mut self, out: &mut Writer) -> Result<(), FaultKind> {
+                self.inner.borrow_mut().$seat().save(out)
+            }
+            fn restore(&mut self, info: &RestoreInfo, state: &[u8]) -> Result<Kept, RestoreError> {
+                self.inner.borrow_mut().$seat().restore(info, state)
+            }
+        }
+    )*};
+}
+
+lives! {
+    AdmissionDeclaration, admission;
+    RoutingDeclaration, routing;
+    FairnessDeclaration, fairness;
+    EvictionDeclaration, eviction;
+    OverloadDeclaration, overload;
 }
 
 /// An answer that is none, or a fault: one whim in twenty.
@@ -77,13 +94,13 @@ fn some_rows(rng: &mut Rng, rows: usize) -> Vec<u32> {
     all
 }
 
-impl AdmissionPolicy for Whim<Bounded> {
+impl AdmissionPolicy for Whim<AdmissionDeclaration> {
     fn describe(&self) -> &AdmissionDeclaration {
-        self.inner.describe()
+        &self.declaration
     }
     fn decide(&mut self, call: &Call, request: &RequestRecord, context: Context<'_>) -> Answer<Verdict> {
-        let native = self.inner.decide(call, request, context);
-        let Some(mut rng) = self.draw(call) else { return native };
+        let native = self.inner.borrow_mut().admission().decide(call, request, context);
+        let Some(mut rng) = draw(call) else { return native };
         if let Some(answer) = useless(&mut rng) {
             return answer;
         }
@@ -103,12 +120,12 @@ impl AdmissionPolicy for Whim<Bounded> {
     }
 }
 
-impl RoutingPolicy for Whim<OverlapLoad> {
+impl RoutingPolicy for Whim<RoutingDeclaration> {
     fn describe(&self) -> &RoutingDeclaration {
-        self.inner.describe()
+        &self.declaration
     }
     fn decide(&mut self, call: &Call, asked: &RoutingQuestion<'_>, ranked: &mut Vec<u32>) -> Answer<Placement> {
-        let Some(mut rng) = self.draw(call) else { return self.inner.decide(call, asked, ranked) };
+        let Some(mut rng) = draw(call) else { return self.inner.borrow_mut().routing().decide(call, asked, ranked) };
         if let Some(answer) = useless(&mut rng) {
             return answer;
         }
@@ -120,12 +137,14 @@ impl RoutingPolicy for Whim<OverlapLoad> {
     }
 }
 
-impl FairnessPolicy for Whim<ClassFirst> {
+impl FairnessPolicy for Whim<FairnessDeclaration> {
     fn describe(&self) -> &FairnessDeclaration {
-        self.inner.describe()
+        &self.declaration
     }
     fn order(&mut self, call: &Call, context: Context<'_>, waiting: &Matrix, ranked: &mut Vec<u32>) -> Answer<Ranking> {
-        let Some(mut rng) = self.draw(call) else { return self.inner.order(call, context, waiting, ranked) };
+        let Some(mut rng) = draw(call) else {
+            return self.inner.borrow_mut().fairness().order(call, context, waiting, ranked);
+        };
         if let Some(answer) = useless(&mut rng) {
             return answer;
         }
@@ -140,7 +159,9 @@ impl FairnessPolicy for Whim<ClassFirst> {
         running: &Matrix,
         yielders: &mut Vec<Yielder>,
     ) -> Answer<()> {
-        let Some(mut rng) = self.draw(call) else { return self.inner.victims(call, context, running, yielders) };
+        let Some(mut rng) = draw(call) else {
+            return self.inner.borrow_mut().fairness().victims(call, context, running, yielders);
+        };
         if let Some(answer) = useless(&mut rng) {
             return answer;
         }
@@ -150,12 +171,14 @@ impl FairnessPolicy for Whim<ClassFirst> {
     }
 }
 
-impl EvictionPolicy for Whim<Lru> {
+impl EvictionPolicy for Whim<EvictionDeclaration> {
     fn describe(&self) -> &EvictionDeclaration {
-        self.inner.describe()
+        &self.declaration
     }
     fn decide(&mut self, call: &Call, context: Context<'_>, runs: &Matrix, worths: &mut Vec<Worth>) -> Answer<()> {
-        let Some(mut rng) = self.draw(call) else { return self.inner.decide(call, context, runs, worths) };
+        let Some(mut rng) = draw(call) else {
+            return self.inner.borrow_mut().eviction().decide(call, context, runs, worths);
+        };
         if let Some(answer) = useless(&mut rng) {
             return answer;
         }
@@ -165,13 +188,13 @@ impl EvictionPolicy for Whim<Lru> {
     }
 }
 
-impl OverloadPolicy for Whim<Ladder> {
+impl OverloadPolicy for Whim<OverloadDeclaration> {
     fn describe(&self) -> &OverloadDeclaration {
-        self.inner.describe()
+        &self.declaration
     }
     fn decide(&mut self, call: &Call, asked: &OverloadQuestion<'_>, actions: &mut Vec<Action>) -> Answer<Stance> {
-        let native = self.inner.decide(call, asked, actions);
-        let Some(mut rng) = self.draw(call).filter(|_| call.number.is_multiple_of(4)) else { return native };
+        let native = self.inner.borrow_mut().overload().decide(call, asked, actions);
+        let Some(mut rng) = draw(call).filter(|_| call.number.is_multiple_of(4)) else { return native };
         actions.clear();
         if let Some(answer) = useless(&mut rng) {
             return answer;
@@ -184,35 +207,37 @@ impl OverloadPolicy for Whim<Ladder> {
     }
 }
 
-/// The seats of one machine.
-#[derive(Debug)]
-pub struct Seats {
-    generation: Generation,
-    admission: Whim<Bounded>,
-    routing: Whim<OverlapLoad>,
-    fairness: Whim<ClassFirst>,
-    eviction: Whim<Lru>,
-    overload: Whim<Ladder>,
+/// The seats of one machine, each with whims.
+pub struct WhimSeats {
+    inner: Shared,
+    admission: Whim<AdmissionDeclaration>,
+    routing: Whim<RoutingDeclaration>,
+    fairness: Whim<FairnessDeclaration>,
+    eviction: Whim<EvictionDeclaration>,
+    overload: Whim<OverloadDeclaration>,
 }
 
-impl Seats {
-    /// A fresh set for a machine with this context window.
-    pub fn new(kind: PolicyKind, context_tokens_max: u32) -> Self {
-        let on = kind == PolicyKind::Whims;
+impl WhimSeats {
+    /// Whims before `inner`.
+    pub fn new(mut inner: Box<dyn Seats>) -> Self {
+        let (admission, routing) = (inner.admission().describe().clone(), inner.routing().describe().clone());
+        let (fairness, eviction) = (inner.fairness().describe().clone(), inner.eviction().describe().clone());
+        let overload = inner.overload().describe().clone();
+        let inner = Rc::new(RefCell::new(inner));
         Self {
-            generation: Generation(0),
-            admission: Whim { inner: Bounded::new(), on },
-            routing: Whim { inner: OverlapLoad::new(), on },
-            fairness: Whim { inner: ClassFirst::new(), on },
-            eviction: Whim { inner: Lru::new(), on },
-            overload: Whim { inner: Ladder::new(context_tokens_max), on },
+            admission: Whim { inner: Rc::clone(&inner), declaration: admission },
+            routing: Whim { inner: Rc::clone(&inner), declaration: routing },
+            fairness: Whim { inner: Rc::clone(&inner), declaration: fairness },
+            eviction: Whim { inner: Rc::clone(&inner), declaration: eviction },
+            overload: Whim { inner: Rc::clone(&inner), declaration: overload },
+            inner,
         }
     }
 }
 
-impl Policies for Seats {
+impl Policies for WhimSeats {
     fn generation(&self) -> Generation {
-        self.generation
+        self.inner.borrow().generation()
     }
     fn admission(&mut self) -> &mut dyn AdmissionPolicy {
         &mut self.admission
@@ -228,5 +253,22 @@ impl Policies for Seats {
     }
     fn overload(&mut self) -> &mut dyn OverloadPolicy {
         &mut self.overload
+    }
+}
+
+impl Seats for WhimSeats {
+    fn switch(&mut self, generation: Generation, now: Instant) -> Result<(), String> {
+        let mut inner = self.inner.borrow_mut();
+        inner.switch(generation, now)?;
+        self.admission.declaration = inner.admission().describe().clone();
+        self.routing.declaration = inner.routing().describe().clone();
+        self.fairness.declaration = inner.fairness().describe().clone();
+        self.eviction.declaration = inner.eviction().describe().clone();
+        self.overload.declaration = inner.overload().describe().clone();
+        Ok(())
+    }
+
+    fn between_steps(&mut self, now: Instant) -> Result<(), String> {
+        self.inner.borrow_mut().between_steps(now)
     }
 }

@@ -7,7 +7,7 @@ use penstock_sched::message::Usage;
 /// A run that broke no rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
-    /// Over all effects of all machines, in order: equal for equal scenarios.
+    /// Over all effects and decisions of all machines, in order: equal for equal scenarios.
     pub digest: u64,
     /// Steps of all machines.
     pub steps: u64,
@@ -19,6 +19,23 @@ pub struct Report {
     pub figures: Figures,
     /// Segments of logs, when asked for.
     pub journals: Vec<(MachineId, Vec<u8>)>,
+    /// What happened to whom, when asked for. Requests by their place in the traffic.
+    pub trace: Vec<(Instant, Happened)>,
+}
+
+/// What a reader of service and waiting wants to know. Seen by the driver and its executor, not by the machines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Happened {
+    /// It waits in a gateway's queue.
+    Waits(usize),
+    /// It was placed, or ended.
+    WaitsNoMore(usize),
+    /// So many of its prompt tokens were computed for the first time.
+    Prefilled(usize, u32),
+    /// One output token was delivered.
+    Decoded(usize),
+    /// A gateway's stance changed to this level.
+    Stance(u8),
 }
 
 /// One request.

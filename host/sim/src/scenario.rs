@@ -1,6 +1,6 @@
 //! What is simulated? Sizes, traffic and faults, all from one seed; each can be changed before the run.
 
-use penstock_base::{ClassRank, Duration};
+use penstock_base::{ClassRank, Duration, Instant};
 use penstock_sched::gateway::GatewayConfig;
 use penstock_sched::replica::{ReplicaConfig, StepCost, Watermarks};
 
@@ -114,10 +114,14 @@ pub struct Scenario {
     pub traffic: Traffic,
     /// What goes wrong.
     pub faults: Faults,
-    /// Who sits in the seats of every machine.
+    /// Do the policies have whims?
     pub policies: PolicyKind,
+    /// Further switches of every gateway to another policy set, the n-th of them to generation n. [`Faults::SWAPS`] has its own.
+    pub switches: Vec<Instant>,
     /// Keep a log of every machine.
     pub journal: bool,
+    /// Keep what happened to whom.
+    pub trace: bool,
     /// Check all invariants after every so many steps of a machine.
     pub check_every: u64,
 }
@@ -200,8 +204,10 @@ impl Scenario {
                 sequences_max: rng.pick(&[1, 2, 8]).min(u64::from(slots)),
             },
             faults: some_faults(&mut Rng::stream(seed, 2)),
-            policies: if rng.one_in(3) { PolicyKind::Native } else { PolicyKind::Whims },
+            policies: if rng.one_in(3) { PolicyKind::Plain } else { PolicyKind::Whims },
+            switches: Vec::new(),
             journal: false,
+            trace: false,
             check_every: 1,
         }
     }

@@ -32,7 +32,7 @@ fn one_narrow_replica(slots: u32) -> Scenario {
     scenario.traffic.output_tokens_max = 14;
     scenario.traffic.sequences_max = u64::from(slots);
     scenario.faults = Faults::NONE;
-    scenario.policies = PolicyKind::Native;
+    scenario.policies = PolicyKind::Plain;
     scenario
 }
 

@@ -6,7 +6,7 @@ use penstock_sched::gateway::Gateway;
 use penstock_sched::replica::Replica;
 use penstock_sim::driven::seats;
 use penstock_sim::rng::Rng;
-use penstock_sim::{Scenario, run};
+use penstock_sim::{Natives, Scenario, run};
 
 const SEEDS: u64 = 12;
 
@@ -23,8 +23,9 @@ fn replayed_as<M: Machine>(
     segment: &[u8],
     reader: &SegmentReader<&[u8]>,
 ) -> Result<Verified, VerifyError> {
-    let mut policies = seats::<M>(scenario.policies, &reader.header().config::<M>()?);
-    verify::<M>(segment, &mut policies)
+    let config = reader.header().config::<M>()?;
+    let mut policies = seats::<M>(scenario.policies, &Natives, &config).expect("the native defaults are always there");
+    verify::<M>(segment, policies.as_mut())
 }
 
 fn journaled(seed: u64, depth: usize) -> Scenario {
@@ -85,8 +86,8 @@ fn other_policies_decide_otherwise_and_that_is_seen() {
         let scenario = journaled(seed, 1);
         let report = run(&scenario).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
         let other = match scenario.policies {
-            penstock_sim::PolicyKind::Native => penstock_sim::PolicyKind::Whims,
-            penstock_sim::PolicyKind::Whims => penstock_sim::PolicyKind::Native,
+            penstock_sim::PolicyKind::Plain => penstock_sim::PolicyKind::Whims,
+            penstock_sim::PolicyKind::Whims => penstock_sim::PolicyKind::Plain,
         };
         let other = Scenario { policies: other, ..scenario };
         let differs = |segment: &[u8]| matches!(replayed(&other, segment), Err(VerifyError::Mismatch { .. }));

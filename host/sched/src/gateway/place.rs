@@ -324,7 +324,7 @@ impl State {
             replica: facts.replica,
             epoch: facts.epoch,
             attempt,
-            generation: cx.policies.generation(),
+            generation: self.generation,
         });
         self.counters.dispatched += 1;
         self.watch.moved(self.now);

@@ -4,17 +4,19 @@ use std::sync::Arc;
 
 use penstock_base::{CancelCause, Duration, GatewayEpoch, Instant, Manifest, Outcome, RequestId};
 use penstock_sched::gateway::{DeliveryEvent, Gateway, GatewayConfig, GatewayEffect, GatewayEvent, GatewayInput};
+use penstock_sched::message::FromReplica;
 
 use super::{Event, WAKE_AFTER, World};
 use crate::agenda::Node;
 use crate::driven::Driven;
 use crate::executor::ensure;
 use crate::policies::PolicyKind;
+use crate::report::Happened;
 use crate::scenario::Faults;
 use crate::workload;
 
-/// Codes of fallbacks from here on say that a proposal was malformed. A native policy's never is.
-pub(super) const MALFORMED_FROM: u8 = 16;
+/// Code of a fallback that is none of the policy's fault. Every other one says that it failed or that its answer was refused.
+pub(super) const NO_OPINION: u8 = 0;
 /// Faults under which nothing may move for a while although work waits.
 const STANDSTILLS: [Faults; 4] = [Faults::SLOW_REPLICAS, Faults::LOST_REPLICAS, Faults::DRAINS, Faults::LOST_EXECUTORS];
 
@@ -24,7 +26,7 @@ impl World<'_> {
         let now = self.agenda.now();
         let config = GatewayConfig { epoch, ..self.scenario.gateway.clone() };
         let machine = Gateway::new(config.clone(), now);
-        let driven = Driven::new(machine, config, now, self.scenario)?;
+        let driven = Driven::new(machine, config, now, (self.scenario, self.cast))?;
         self.gateways[place].epoch = epoch;
         self.gateways[place].machine = Some(driven);
         self.step_gateway(place, GatewayInput::Tick)
@@ -93,6 +95,10 @@ impl World<'_> {
 
     pub(super) fn step_gateway(&mut self, place: usize, input: GatewayInput) -> Result<(), String> {
         let now = self.clock();
+        if let GatewayInput::Replica { message: FromReplica::Refuse { request, .. }, .. } = &input {
+            // Back to its place in the queue, unless it is placed again or ends in this step.
+            self.trace(Happened::Waits(workload::index_of(*request)));
+        }
         let Some(driven) = &mut self.gateways[place].machine else { return Ok(()) };
         self.steps += 1;
         let effects = driven.step(now, input).map_err(|what| format!("gateway {place}: {what}"))?;
@@ -148,9 +154,17 @@ impl World<'_> {
                 let message = message.clone();
                 self.agenda.put(at, Event::ToReplica { replica: to, epoch: *epoch, gateway, message });
             }
-            GatewayEffect::Queued { degraded, .. } => self.figures.degraded += u64::from(*degraded),
-            GatewayEffect::Dispatched { .. } => {}
-            GatewayEffect::Ended { request, outcome, .. } => self.acknowledge(*request, *outcome),
+            GatewayEffect::Queued { request, degraded, .. } => {
+                self.figures.degraded += u64::from(*degraded);
+                self.trace(Happened::Waits(workload::index_of(*request)));
+            }
+            GatewayEffect::Dispatched { request, .. } => {
+                self.trace(Happened::WaitsNoMore(workload::index_of(*request)));
+            }
+            GatewayEffect::Ended { request, outcome, .. } => {
+                self.trace(Happened::WaitsNoMore(workload::index_of(*request)));
+                self.acknowledge(*request, *outcome);
+            }
             GatewayEffect::Event(event) => self.note_gateway(*event)?,
         }
         Ok(())
@@ -168,13 +182,17 @@ impl World<'_> {
     fn note_gateway(&mut self, event: GatewayEvent) -> Result<(), String> {
         let whims = self.scenario.policies == PolicyKind::Whims;
         match event {
-            GatewayEvent::Fallback { decision, reason } => ensure(reason < MALFORMED_FROM || whims, || {
-                format!("a native proposal is malformed: {decision}, {reason}")
+            GatewayEvent::Fallback { decision, reason } => ensure(reason == NO_OPINION || whims, || {
+                format!("a policy failed or its answer was refused: decision {decision}, reason {reason}")
             }),
             GatewayEvent::NoProgress => {
                 self.figures.stuck += 1;
                 let excused = whims || STANDSTILLS.into_iter().any(|kind| self.scenario.faults.has(kind));
                 ensure(excused, || format!("nothing moves: {}", self.open_requests()))
+            }
+            GatewayEvent::Stance { level } => {
+                self.trace(Happened::Stance(level));
+                Ok(())
             }
             GatewayEvent::Broken(why) => Err(format!("a gateway is broken: {why}")),
             _ => Ok(()),

@@ -21,9 +21,10 @@ use crate::agenda::{Agenda, Links, Node};
 use crate::checkers::ClientBook;
 use crate::driven::Driven;
 use crate::executor::ensure;
-use crate::report::{Figures, Report, RequestReport, Violation};
+use crate::report::{Figures, Happened, Report, RequestReport, Violation};
 use crate::rng::{Rng, mix};
 use crate::scenario::{Faults, Scenario};
+use crate::seats::{Cast, Natives};
 use crate::workload::{self, LeaveWhen, Planned};
 use replicas::ReplicaNode;
 use trouble::Trouble;
@@ -69,6 +70,7 @@ struct GatewayNode {
 
 struct World<'a> {
     scenario: &'a Scenario,
+    cast: &'a dyn Cast,
     planned: Vec<Planned>,
     agenda: Agenda<Event>,
     links: Links,
@@ -84,20 +86,32 @@ struct World<'a> {
     device: Rng,
     clock: Rng,
     journals: Vec<(MachineId, Vec<u8>)>,
+    /// What happened to whom, when the scenario wants to know.
+    trace: Vec<(Instant, Happened)>,
+    /// Prompt positions of each request that were computed, recomputed ones once.
+    prefilled: Vec<u32>,
     /// Over machines that are gone.
     digest: u64,
     steps: u64,
     closing: bool,
 }
 
-/// Runs a scenario to its end.
+/// Runs a scenario to its end, on its own traffic and the native defaults.
 ///
 /// # Errors
 /// The first rule that does not hold; a panic of a machine is one.
 pub fn run(scenario: &Scenario) -> Result<Report, Violation> {
+    run_with(scenario, workload::requests(scenario), &Natives)
+}
+
+/// The same with these requests and these policies.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with(scenario: &Scenario, planned: Vec<Planned>, cast: &dyn Cast) -> Result<Report, Violation> {
     let mut at = Instant::ZERO;
     let result = catch_unwind(AssertUnwindSafe(|| {
-        let mut world = World::new(scenario);
+        let mut world = World::new(scenario, planned, cast);
         let result = world.run();
         at = world.agenda.now();
         result.map(|()| world.report())
@@ -116,13 +130,11 @@ fn text_of(panic: &(dyn Any + Send)) -> String {
 }
 
 impl<'a> World<'a> {
-    fn new(scenario: &'a Scenario) -> Self {
-        let planned = workload::requests(scenario);
+    fn new(scenario: &'a Scenario, planned: Vec<Planned>, cast: &'a dyn Cast) -> Self {
         let seed = scenario.seed;
         Self {
             clients: ClientBook::new(&planned),
             to_come: planned.len(),
-            planned,
             agenda: Agenda::default(),
             links: Links::new(Rng::stream(seed, 10)),
             gateways: Vec::new(),
@@ -132,10 +144,14 @@ impl<'a> World<'a> {
             device: Rng::stream(seed, 11),
             clock: Rng::stream(seed, 12),
             journals: Vec::new(),
+            trace: Vec::new(),
+            prefilled: vec![0; planned.len()],
             digest: 0,
             steps: 0,
             closing: false,
+            planned,
             scenario,
+            cast,
         }
     }
 
@@ -249,8 +265,14 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    fn keep(&mut self, (digest, _): (u64, u64)) {
+    fn keep(&mut self, digest: u64) {
         self.digest = mix(self.digest, digest);
+    }
+
+    fn trace(&mut self, happened: Happened) {
+        if self.scenario.trace {
+            self.trace.push((self.agenda.now(), happened));
+        }
     }
 
     fn report(self) -> Result<Report, String> {
@@ -292,6 +314,7 @@ impl<'a> World<'a> {
             requests,
             figures,
             journals: self.journals,
+            trace: self.trace,
         })
     }
 }

@@ -8,13 +8,14 @@ use penstock_sched::gateway::{DeliveryEvent, GatewayInput, ReplicaFacts};
 use penstock_sched::message::{FromReplica, ToReplica};
 use penstock_sched::replica::{FinishedTokens, Replica, ReplicaConfig, ReplicaEffect, ReplicaEvent, ReplicaInput};
 
-use super::gateways::MALFORMED_FROM;
+use super::gateways::NO_OPINION;
 use super::{Event, WAKE_AFTER, World};
 use crate::agenda::{Latency, Node};
 use crate::checkers::{PlacedBook, Placement};
 use crate::driven::Driven;
 use crate::executor::{Computed, Executor, ensure};
 use crate::policies::PolicyKind;
+use crate::report::Happened;
 use crate::scenario::Faults;
 use crate::workload::{LeaveWhen, index_of, key_of};
 
@@ -76,7 +77,7 @@ impl World<'_> {
         let machine = Replica::new(config.clone(), now);
         let life = Life {
             executor: Executor::new(config.blocks, config.block_size_tokens, config.slots, config.step_tokens),
-            driven: Driven::new(machine, config.clone(), now, self.scenario)?,
+            driven: Driven::new(machine, config.clone(), now, (self.scenario, self.cast))?,
             flights: VecDeque::new(),
             book: PlacedBook::default(),
             free_at: now,
@@ -276,10 +277,29 @@ impl World<'_> {
         } else {
             ReplicaInput::BatchDone { batch, rows: done, took }
         };
+        let is_done = matches!(input, ReplicaInput::BatchDone { .. });
         life.executor.finish(batch);
         life.reported = Some(computed);
-        life.driven.machine_mut().recycle(plan);
+        if is_done && self.scenario.trace {
+            self.trace_prefill(&plan);
+        }
+        if let Some(life) = self.replicas[replica].lives.get_mut(&epoch) {
+            life.driven.machine_mut().recycle(plan);
+        }
         self.tell_replica(replica, epoch, input)
+    }
+
+    /// Prompt tokens that a step computed for the first time.
+    fn trace_prefill(&mut self, plan: &Plan) {
+        for row in &plan.rows {
+            let index = index_of(row.seq.request);
+            let end = (row.start + row.tokens).min(self.planned[index].manifest.input_tokens);
+            let begun = row.start.max(self.prefilled[index]);
+            if begun < end {
+                self.prefilled[index] = end;
+                self.trace(Happened::Prefilled(index, end - begun));
+            }
+        }
     }
 
     fn carry_out_replica(&mut self, replica: usize, epoch: ReplicaEpoch, effect: &ReplicaEffect) -> Result<(), String> {
@@ -340,6 +360,9 @@ impl World<'_> {
         life.book.delivered((seq, first, tokens), row, life.reported.as_ref(), answer)?;
         let attempt = life.book.attempt(seq.request).unwrap_or_default();
         self.figures.tokens += 1;
+        if self.scenario.trace {
+            self.trace.push((now, Happened::Decoded(index)));
+        }
         // What the driver finds in the text: the end of a stop string, and the key of a block that is full now.
         let size = self.scenario.replica.block_size_tokens;
         let mut found = Vec::new();
@@ -410,8 +433,8 @@ impl World<'_> {
             ReplicaEvent::Preempted { .. } => self.figures.preempted += 1,
             ReplicaEvent::Fallback { decision, reason } => {
                 let whims = self.scenario.policies == PolicyKind::Whims;
-                return ensure(reason < MALFORMED_FROM || whims, || {
-                    format!("a native proposal is malformed: {decision}, {reason}")
+                return ensure(reason == NO_OPINION || whims, || {
+                    format!("a policy failed or its answer was refused: decision {decision}, reason {reason}")
                 });
             }
             _ => {}

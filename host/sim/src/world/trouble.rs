@@ -46,6 +46,12 @@ impl World<'_> {
     pub(super) fn plan_trouble(&mut self, last: Instant) {
         let span = last.0 + 500_000_000;
         let (replicas, gateways) = (self.replicas.len() as u64, self.gateways.len() as u64);
+        for (at, number) in self.scenario.switches.iter().zip(1..) {
+            for gateway in 0..self.gateways.len() {
+                let swap = Trouble::Swap { gateway, generation: Generation(number) };
+                self.agenda.put(*at, Event::Trouble(swap));
+            }
+        }
         for (number, (_, kind)) in (0..).zip(Faults::KINDS) {
             if !self.scenario.faults.has(*kind) {
                 continue;
