@@ -6,10 +6,11 @@
 use std::sync::Arc;
 
 use penstock_kernels_cpu::kv::KvShape;
+use penstock_kernels_cpu::pointwise::Gate;
 use penstock_kernels_cpu::rope::rope;
 use penstock_kernels_cpu::{
-    Activations, AttentionPlan, AttentionRun, HeadRows, KvPool, KvRows, KvSlot, Part, RopeRow, Session, Store,
-    TaskPanicked, attend, multiply,
+    Activations, AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvPool, KvRows, KvSlot, Part, RopeRow, Session,
+    Store, TaskPanicked, attend, multiply,
 };
 
 use crate::model::{CpuModel, LayerWeights};
@@ -252,10 +253,10 @@ impl Forward {
             rope(tier, model.rope_pairs, &ropes[row], &mut heads[..q + k]);
         })?;
         kv.store(session, index, &self.slots, KvRows { rows: &self.qkv, stride, key_column: q, value_column: q + k })?;
-        let scale = 1.0 / (config.head_dim as f32).sqrt();
+        let attention = AttentionLayer { index, scale: 1.0 / (config.head_dim as f32).sqrt(), window: None };
         let queries = HeadRows { data: self.qkv.as_slice(), stride, column: 0 };
         let results = HeadRows { data: self.attention.as_mut_slice(), stride: q, column: 0 };
-        attend(session, &self.plan, kv, index, scale, queries, results)?;
+        attend(session, &self.plan, kv, attention, queries, results)?;
         self.activations.quantise(session, tier, &mut self.attention, q)?;
         let parts = [Part { matrix: &layer.attn_output, column: 0 }];
         multiply(session, tier, &self.activations, &parts, Store::Add, &mut self.x, config.hidden)
@@ -269,7 +270,7 @@ impl Forward {
         self.activations.norm_quantise(session, tier, &self.x, &layer.ffn_norm, config.rms_eps, &mut self.normed)?;
         let parts = [Part { matrix: &layer.gate, column: 0 }, Part { matrix: &layer.up, column: width }];
         multiply(session, tier, &self.activations, &parts, Store::Replace, &mut self.gate_up, 2 * width)?;
-        self.activations.swiglu_quantise(session, tier, &self.gate_up, width, &mut self.feed_forward)?;
+        self.activations.gated_quantise(session, tier, Gate::Silu, &self.gate_up, width, &mut self.feed_forward)?;
         let parts = [Part { matrix: &layer.down, column: 0 }];
         multiply(session, tier, &self.activations, &parts, Store::Add, &mut self.x, config.hidden)
     }

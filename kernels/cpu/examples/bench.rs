@@ -6,8 +6,8 @@
 use std::time::Instant;
 
 use penstock_kernels_cpu::{
-    Activations, AttentionPlan, AttentionRun, HeadRows, KvPool, KvShape, MemoryBudget, PackedMatrix, Part, Precision,
-    SourceFormat, Store, ThreadPool, Tier, attend, logits, multiply,
+    Activations, AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvPool, KvShape, MemoryBudget, PackedMatrix,
+    Part, Precision, SourceFormat, Store, ThreadPool, Tier, attend, logits, multiply,
 };
 
 fn best_seconds(repeats: usize, mut f: impl FnMut()) -> f64 {
@@ -135,10 +135,11 @@ fn attention(pool: &ThreadPool, tiers: &[Tier]) {
             plan.set(&kv, 9, tier, runs);
             let mut session = pool.enter();
             let seconds = best_seconds(5, || {
-                for layer in 0..4 {
+                for index in 0..4 {
+                    let layer = AttentionLayer { index, scale: 0.125, window: None };
                     let from = HeadRows { data: queries.as_slice(), stride: 576, column: 0 };
                     let to = HeadRows { data: out.as_mut_slice(), stride: 576, column: 0 };
-                    attend(&mut session, &plan, &kv, layer, 0.125, from, to).expect("attends");
+                    attend(&mut session, &plan, &kv, layer, from, to).expect("attends");
                 }
             }) / 4.0;
             let seen = (sequences * (0..rows).map(|r| context + r + 1).sum::<usize>()) as f64;

@@ -16,7 +16,7 @@
 
 use crate::lanes::{LANES, Lanes, kernel};
 use crate::norm::rms_norm_row;
-use crate::pointwise::swiglu_row;
+use crate::pointwise::{Gate, gated_row};
 use crate::pool::{Session, SharedMut, TaskPanicked};
 use crate::tier::Tier;
 use crate::weights::BLOCK;
@@ -215,17 +215,18 @@ impl Activations {
         })
     }
 
-    /// Quantises `silu(gate) * up`, where each row of `gate_up` holds `k` gates and then `k` ups; the products are left in `scratch`.
+    /// Quantises `kind(gate) * up`, where each row of `gate_up` holds `k` gates and then `k` ups; the products are left in `scratch`.
     ///
     /// # Errors
     /// [`TaskPanicked`] when a task panicked.
     ///
     /// # Panics
     /// When `gate_up` is not twice as long as `scratch`, either is not whole rows, or the tier is not supported.
-    pub fn swiglu_quantise(
+    pub fn gated_quantise(
         &mut self,
         session: &mut Session<'_>,
         tier: Tier,
+        kind: Gate,
         gate_up: &[f32],
         k: usize,
         scratch: &mut [f32],
@@ -234,7 +235,7 @@ impl Activations {
         self.fill(session, tier, scratch, k, |row, out| {
             let (gate, up) = gate_up[row * 2 * k..][..2 * k].split_at(k);
             // SAFETY: `fill` checked the tier; the three ranges are `k` long, a multiple of 32.
-            unsafe { swiglu_row(tier, gate.as_ptr(), up.as_ptr(), out.as_mut_ptr(), k) }
+            unsafe { gated_row(tier, kind, gate.as_ptr(), up.as_ptr(), out.as_mut_ptr(), k) }
         })
     }
 }

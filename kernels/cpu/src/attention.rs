@@ -6,6 +6,9 @@
 //! lanes in the fixed tree), and the weighted sum of values (tokens ascending). Spans are merged in order of position by the usual rule of
 //! two maxima. Where the blocks lie, how a prompt was chunked, which rows share a pass, and which thread runs it never enter.
 //!
+//! With a window of W tokens the row sees the last W tokens of those alone, itself included. Spans keep their borders: a span that lies
+//! before the window is left out, and one that the window cuts is weighed from the cut on.
+//!
 //! Because spans end at fixed positions, a span shared by many sequences can later be computed for all of them at once with equal bits.
 
 use crate::kv::{GROUP_TOKENS, KvPool};
@@ -23,6 +26,17 @@ const SPAN_GROUPS: usize = SPAN_TOKENS / GROUP_TOKENS;
 
 /// Most queries in one pass, on any tier.
 const QUERIES_MAX: usize = 6;
+
+/// Which layer attends, and how.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionLayer {
+    /// Layer of the pool.
+    pub index: usize,
+    /// Factor of every score.
+    pub scale: f32,
+    /// Most tokens that a row sees, itself included; `None` for all. Tokens before it stay in the pool and are not read.
+    pub window: Option<usize>,
+}
 
 /// Consecutive rows of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -147,17 +161,18 @@ pub struct HeadRows<T> {
 /// [`TaskPanicked`] when a task panicked.
 ///
 /// # Panics
-/// When queries or results are too short, or the plan was made for another pool's shape.
+/// When queries or results are too short, the plan was made for another pool's shape, or the window is 0.
 pub fn attend(
     session: &mut Session<'_>,
     plan: &AttentionPlan,
     pool: &KvPool,
-    layer: usize,
-    scale: f32,
+    layer: AttentionLayer,
     queries: HeadRows<&[f32]>,
     out: HeadRows<&mut [f32]>,
 ) -> Result<(), TaskPanicked> {
     let Some(tier) = plan.tier else { return Ok(()) };
+    let window = layer.window.unwrap_or(usize::MAX);
+    assert!(window > 0, "a window without a token");
     let shape = pool.shape();
     let planned = (plan.kv_heads, plan.block_tokens, plan.blocks);
     assert_eq!(planned, (shape.kv_heads, shape.block_tokens, shape.blocks), "the plan is for another pool");
@@ -169,7 +184,7 @@ pub fn attend(
     let group = plan.heads / plan.kv_heads;
     session.run(plan.tasks.len(), |index| {
         let task = plan.tasks[index];
-        let (keys_values, block_stride) = pool.head_ptr(layer, task.kv_head);
+        let (keys_values, block_stride) = pool.head_ptr(layer.index, task.kv_head);
         let head_column = task.kv_head * group * shape.head_dim;
         let mut pass = Pass {
             keys_values,
@@ -177,10 +192,11 @@ pub fn attend(
             group_len: shape.group_len(),
             block_tokens: shape.block_tokens,
             head_dim: shape.head_dim,
-            scale,
+            scale: layer.scale,
             table: &plan.tables[task.table..],
             count: 0,
             lens: [0; QUERIES_MAX],
+            begins: [0; QUERIES_MAX],
             queries: [std::ptr::null(); QUERIES_MAX],
             out: [std::ptr::null_mut(); QUERIES_MAX],
         };
@@ -189,6 +205,7 @@ pub fn attend(
                 let (at, column) = (task.first_row + row, head_column + head * shape.head_dim);
                 let i = pass.count;
                 pass.lens[i] = task.context + row + 1;
+                pass.begins[i] = pass.lens[i].saturating_sub(window);
                 // SAFETY: rows and columns were checked against both arrays; rows of a plan are distinct, and a task owns its rows' heads.
                 unsafe {
                     pass.queries[i] = queries.data.as_ptr().add(at * queries.stride + queries.column + column);
@@ -215,8 +232,10 @@ struct Pass<'a> {
     scale: f32,
     table: &'a [u32],
     count: usize,
-    /// Tokens each query sees; ascending.
+    /// Past the last token each query sees; ascending.
     lens: [usize; QUERIES_MAX],
+    /// First token each query sees; ascending.
+    begins: [usize; QUERIES_MAX],
     queries: [*const f32; QUERIES_MAX],
     out: [*mut f32; QUERIES_MAX],
 }
@@ -256,13 +275,14 @@ struct Partial {
 #[inline(always)]
 unsafe fn attend_queries<L: Lanes, const R: usize>(pass: &Pass<'_>, from: usize) -> usize {
     let mut lens = [0; R];
+    let mut begins = [0; R];
     lens.copy_from_slice(&pass.lens[from..from + R]);
+    begins.copy_from_slice(&pass.begins[from..from + R]);
     let longest = lens[R - 1];
     let mut whole = [Partial { max: 0.0, sum: 0.0, values: [0.0; HEAD_DIM_MAX] }; R];
-    let mut span = Partial { max: 0.0, sum: 0.0, values: [0.0; HEAD_DIM_MAX] };
     let mut weights = [[0f32; SPAN_TOKENS]; R];
     let mut sums = [[0f32; HEAD_DIM_MAX]; R];
-    let mut start = 0;
+    let mut start = begins[0] / SPAN_TOKENS * SPAN_TOKENS;
     while start < longest {
         let groups = (longest - start).div_ceil(GROUP_TOKENS).min(SPAN_GROUPS);
         let mut at = [pass.keys_values; SPAN_GROUPS];
@@ -274,33 +294,36 @@ unsafe fn attend_queries<L: Lanes, const R: usize>(pass: &Pass<'_>, from: usize)
         }
         // Tokens of this span that each query sees, and those that all of them see.
         let seen = lens.map(|len| len.saturating_sub(start).min(SPAN_TOKENS));
-        let shared = seen[0];
+        let hidden = begins.map(|begin| begin.saturating_sub(start).min(SPAN_TOKENS));
+        let shared_begin = hidden[R - 1];
+        let shared_end = seen[0].max(shared_begin);
         // SAFETY: the plan checked that the table names blocks of the pool for all tokens seen; arrays are as long as the loops need.
         unsafe {
-            for (i, &keys) in at.iter().enumerate().take(groups) {
+            for (i, &keys) in at.iter().enumerate().take(groups).skip(hidden[0] / GROUP_TOKENS) {
                 scores::<L, R>(pass, from, keys, i * GROUP_TOKENS, &mut weights);
             }
             let mut maxima = [0f32; R];
             let mut totals = [0f32; R];
             for r in 0..R {
-                (maxima[r], totals[r]) = softmax::<L>(&mut weights[r], seen[r]);
+                if hidden[r] < seen[r] {
+                    (maxima[r], totals[r]) = softmax::<L>(&mut weights[r], hidden[r], seen[r]);
+                }
                 sums[r][..pass.head_dim].fill(0.0);
             }
-            weighted_values::<L, R>(pass, &at, &weights, 0, shared, &mut sums);
+            // Each query's tokens in ascending order: its own before the shared ones, those, its own behind them.
             for r in 0..R {
-                if seen[r] > shared {
-                    weighted_values::<L, 1>(
-                        pass,
-                        &at,
-                        std::array::from_ref(&weights[r]),
-                        shared,
-                        seen[r],
-                        std::array::from_mut(&mut sums[r]),
-                    );
-                }
-                if seen[r] > 0 {
-                    (span.max, span.sum) = (maxima[r], totals[r]);
-                    merge::<L>(&mut whole[r], span.max, span.sum, &sums[r], pass.head_dim, start == 0);
+                let own = [hidden[r], shared_begin.min(seen[r])];
+                query_values::<L>(pass, &at, &weights[r], own, &mut sums[r]);
+            }
+            if shared_begin < shared_end {
+                weighted_values::<L, R>(pass, &at, &weights, shared_begin, shared_end, &mut sums);
+            }
+            for r in 0..R {
+                let own = [shared_end, seen[r]];
+                query_values::<L>(pass, &at, &weights[r], own, &mut sums[r]);
+                if hidden[r] < seen[r] {
+                    // The span that holds a query's first token is the first that is merged.
+                    merge::<L>(&mut whole[r], maxima[r], totals[r], &sums[r], pass.head_dim, start <= begins[r]);
                 }
             }
         }
@@ -350,22 +373,25 @@ unsafe fn scores<L: Lanes, const R: usize>(
     }
 }
 
-/// Turns the first `seen` scores into weights, the rest of their group into zeros. Returns the maximum and the weights' sum.
+/// Turns scores `hidden..seen` into weights, the rest of their groups into zeros. Returns the maximum and the weights' sum.
 #[inline(always)]
-unsafe fn softmax<L: Lanes>(scores: &mut [f32; SPAN_TOKENS], seen: usize) -> (f32, f32) {
+unsafe fn softmax<L: Lanes>(scores: &mut [f32; SPAN_TOKENS], hidden: usize, seen: usize) -> (f32, f32) {
+    let first = hidden / LANES * LANES;
+    // The exponential of minus infinity is exactly zero.
+    scores[first..hidden].fill(f32::NEG_INFINITY);
     // SAFETY: groups below `seen` lie inside the array; the caller vouches for the tier.
     unsafe {
         let start = scores.as_mut_ptr();
         let (lowest, zero) = (L::splat(f32::NEG_INFINITY), L::splat(0.0));
         let mut max = lowest;
-        let mut i = 0;
+        let mut i = first;
         while i < seen {
             max = L::max(L::first((seen - i).min(LANES), L::load(start.wrapping_add(i)), lowest), max);
             i += LANES;
         }
         let max = L::reduce_max(max);
         let mut sum = zero;
-        let mut i = 0;
+        let mut i = first;
         while i < seen {
             let e = L::exp(L::sub(L::load(start.wrapping_add(i)), L::splat(max)));
             let e = L::first((seen - i).min(LANES), e, zero);
@@ -374,6 +400,22 @@ unsafe fn softmax<L: Lanes>(scores: &mut [f32; SPAN_TOKENS], seen: usize) -> (f3
             i += LANES;
         }
         (max, L::reduce_sum(sum))
+    }
+}
+
+/// [`weighted_values`] of one query, over `tokens[0]..tokens[1]`; nothing when that is empty.
+#[inline(always)]
+unsafe fn query_values<L: Lanes>(
+    pass: &Pass<'_>,
+    at: &[*const u16; SPAN_GROUPS],
+    weights: &[f32; SPAN_TOKENS],
+    tokens: [usize; 2],
+    sums: &mut [f32; HEAD_DIM_MAX],
+) {
+    if tokens[0] < tokens[1] {
+        let (weights, sums) = (std::array::from_ref(weights), std::array::from_mut(sums));
+        // SAFETY: the contract is passed on.
+        unsafe { weighted_values::<L, 1>(pass, at, weights, tokens[0], tokens[1], sums) }
     }
 }
 

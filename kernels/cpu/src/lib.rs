@@ -11,7 +11,7 @@
 //!
 //! # Map
 //! - [`memory`]: huge-page buffers under a budget. [`pool`]: the thread pool.
-//! - [`weights`]: packing. [`activation`]: integer activations, alone or fused with norm and SwiGLU. [`gemm`]: the product of both.
+//! - [`weights`]: packing. [`activation`]: integer activations, alone or fused with norm and gated activation. [`gemm`]: the product of both.
 //! - [`norm`], [`rope`], [`pointwise`]: what stands between products. [`kv`] and [`attention`]: the paged cache. [`logits`]: vocabulary scans.
 //! - [`tier`]: which instruction set; `lanes` (private): the vocabulary the kernels are written in.
 
@@ -34,7 +34,7 @@ pub mod weights;
 mod lanes;
 
 pub use activation::{Activations, Precision};
-pub use attention::{AttentionPlan, AttentionRun, HeadRows, attend};
+pub use attention::{AttentionLayer, AttentionPlan, AttentionRun, HeadRows, attend};
 pub use gemm::{Part, Store, multiply};
 pub use kv::{KvError, KvPool, KvRows, KvShape, KvSlot};
 pub use memory::{HugeBuffer, MemoryBudget, MemoryError};

@@ -4,8 +4,8 @@ mod support;
 
 use penstock_kernels_cpu::half::{bf16_to_f32, f32_to_bf16};
 use penstock_kernels_cpu::{
-    AttentionPlan, AttentionRun, HeadRows, KvError, KvPool, KvRows, KvShape, KvSlot, MemoryBudget, ThreadPool, Tier,
-    attend,
+    AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvError, KvPool, KvRows, KvShape, KvSlot, MemoryBudget,
+    ThreadPool, Tier, attend,
 };
 use support::{Noise, bits, fast_tiers, nmse};
 
@@ -41,15 +41,16 @@ impl Heads {
     }
 
     /// Plain softmax attention in f64 over keys and values as bfloat16 holds them.
-    fn reference(self, sequence: &Sequence) -> Vec<f64> {
+    fn reference(self, sequence: &Sequence, window: Option<usize>) -> Vec<f64> {
         let held = |x: f32| f64::from(bf16_to_f32(f32_to_bf16(x)));
         let width = self.kv_heads * self.head_dim;
         let mut out = Vec::new();
         for row in 0..sequence.len {
+            let first = window.map_or(0, |window| (row + 1).saturating_sub(window));
             for head in 0..self.heads {
                 let query = &sequence.queries[(row * self.heads + head) * self.head_dim..][..self.head_dim];
                 let column = head / (self.heads / self.kv_heads) * self.head_dim;
-                let scores: Vec<f64> = (0..=row)
+                let scores: Vec<f64> = (first..=row)
                     .map(|t| {
                         let key = &sequence.keys[t * width + column..][..self.head_dim];
                         let dot: f64 = query.iter().zip(key).map(|(&q, &k)| f64::from(q) * held(k)).sum();
@@ -59,7 +60,9 @@ impl Heads {
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
                 for d in 0..self.head_dim {
-                    let weigh = |(t, s): (usize, &f64)| (s - max).exp() * held(sequence.values[t * width + column + d]);
+                    let weigh = |(t, s): (usize, &f64)| {
+                        (s - max).exp() * held(sequence.values[(first + t) * width + column + d])
+                    };
                     out.push(scores.iter().enumerate().map(weigh).sum::<f64>() / sum);
                 }
             }
@@ -77,6 +80,7 @@ struct Setting {
     chunk: usize,
     /// Seed of the blocks' placement.
     placement: u64,
+    window: Option<usize>,
 }
 
 /// Results of all rows of all sequences, which advance together chunk by chunk.
@@ -121,9 +125,10 @@ fn run(heads: Heads, sequences: &[Sequence], setting: &Setting) -> Vec<Vec<f32>>
         kv.store(&mut session, 1, &slots, from).expect("stores");
         plan.set(&kv, heads.heads, setting.tier, runs.iter().copied());
         let mut out = vec![f32::NAN; slots.len() * wide];
+        let layer = AttentionLayer { index: 1, scale: heads.scale(), window: setting.window };
         let queries = HeadRows { data: rows.as_slice(), stride, column: 0 };
         let to = HeadRows { data: out.as_mut_slice(), stride: wide, column: 0 };
-        attend(&mut session, &plan, &kv, 1, heads.scale(), queries, to).expect("attends");
+        attend(&mut session, &plan, &kv, layer, queries, to).expect("attends");
         let mut done = out.chunks(wide);
         for (result, sequence) in results.iter_mut().zip(sequences) {
             for at in start..(start + setting.chunk).min(sequence.len) {
@@ -135,7 +140,7 @@ fn run(heads: Heads, sequences: &[Sequence], setting: &Setting) -> Vec<Vec<f32>>
 }
 
 fn plain(tier: Tier) -> Setting {
-    Setting { tier, threads: 1, block_tokens: 16, chunk: 64, placement: 1 }
+    Setting { tier, threads: 1, block_tokens: 16, chunk: 64, placement: 1, window: None }
 }
 
 const SHAPES: [Heads; 6] = [
@@ -152,7 +157,7 @@ fn attention_matches_f64() {
     for heads in SHAPES {
         for tier in [Tier::Scalar, Tier::detect()] {
             let sequence = heads.sequence(150, 1);
-            let wanted = heads.reference(&sequence);
+            let wanted = heads.reference(&sequence, None);
             let got = run(heads, std::slice::from_ref(&sequence), &plain(tier));
             let error = nmse(&got[0], &wanted);
             assert!(error < 1e-10, "{tier} {} x {}: nmse {error:e}", heads.heads, heads.head_dim);
@@ -192,6 +197,76 @@ fn a_row_does_not_see_chunks_neighbours_placement_blocks_or_threads() {
             assert_eq!(bits(got), bits(wanted), "chunk {} blocks of {}", setting.chunk, setting.block_tokens);
         }
     }
+}
+
+/// Windows on both sides of group and span borders, of the length of a pass's queries, and longer than the sequence.
+const WINDOWS: [usize; 9] = [1, 2, 5, 16, 17, 100, 128, 129, 400];
+
+#[test]
+fn a_window_hides_what_lies_before_it() {
+    for heads in [SHAPES[0], SHAPES[4], SHAPES[1]] {
+        let sequence = heads.sequence(300, 5);
+        for window in WINDOWS {
+            let wanted = heads.reference(&sequence, Some(window));
+            let setting = Setting { window: Some(window), ..plain(Tier::detect()) };
+            let got = run(heads, std::slice::from_ref(&sequence), &setting);
+            let error = nmse(&got[0], &wanted);
+            assert!(error < 1e-10, "window {window} {} x {}: nmse {error:e}", heads.heads, heads.head_dim);
+        }
+        let whole = run(heads, std::slice::from_ref(&sequence), &plain(Tier::detect()));
+        let setting = Setting { window: Some(300), ..plain(Tier::detect()) };
+        let windowed = run(heads, std::slice::from_ref(&sequence), &setting);
+        assert_eq!(bits(&windowed[0]), bits(&whole[0]), "a window as long as the sequence is none");
+    }
+}
+
+#[test]
+fn windowed_rows_have_the_oracles_bits_however_they_are_computed() {
+    let heads = Heads { heads: 6, kv_heads: 2, head_dim: 32 };
+    let sequences: Vec<Sequence> = [1, 17, 129, 290].map(|len| heads.sequence(len, len as u64)).into();
+    for window in WINDOWS {
+        let plain = |tier| Setting { window: Some(window), ..plain(tier) };
+        let wanted: Vec<Vec<f32>> =
+            sequences.iter().flat_map(|s| run(heads, std::slice::from_ref(s), &plain(Tier::Scalar))).collect();
+        let tier = Tier::detect();
+        let mut settings = vec![
+            Setting { chunk: 1, ..plain(tier) },
+            Setting { chunk: 7, placement: 2, ..plain(tier) },
+            Setting { chunk: 290, placement: 3, threads: 2, block_tokens: 48, ..plain(tier) },
+        ];
+        settings.extend(fast_tiers().into_iter().map(plain));
+        for setting in &settings {
+            for (got, wanted) in run(heads, &sequences, setting).iter().zip(&wanted) {
+                assert_eq!(bits(got), bits(wanted), "window {window} {} chunk {}", setting.tier, setting.chunk);
+            }
+        }
+    }
+}
+
+/// Blocks before the window may hold anything: they are not read.
+#[test]
+fn tokens_before_the_window_are_not_read() {
+    let shape = KvShape { layers: 1, kv_heads: 1, head_dim: 16, block_tokens: 16, blocks: 24 };
+    let mut kv = KvPool::new(&MemoryBudget::new(4 << 20), shape).expect("fits");
+    let pool = ThreadPool::new(1).expect("starts");
+    let table: Vec<u32> = (0..24).collect();
+    let rows = Noise(6).values(20 * 16);
+    let layer = AttentionLayer { index: 0, scale: 0.25, window: Some(32) };
+    let mut attended = |old: u8| {
+        for block in 0..24 {
+            // Bytes of 0xff are NaNs in bfloat16.
+            kv.block_mut(block).fill(if block < 14 { old } else { 0x3e });
+        }
+        let mut plan = AttentionPlan::new();
+        // Positions 256..276 see tokens from 225 on, in blocks from 14 on.
+        plan.set(&kv, 1, Tier::detect(), [AttentionRun { first_row: 0, rows: 20, context: 256, table: &table }]);
+        let mut out = vec![0f32; 20 * 16];
+        let queries = HeadRows { data: rows.as_slice(), stride: 16, column: 0 };
+        let to = HeadRows { data: out.as_mut_slice(), stride: 16, column: 0 };
+        attend(&mut pool.enter(), &plan, &kv, layer, queries, to).expect("attends");
+        bits(&out)
+    };
+    assert_eq!(attended(0xff), attended(0x3e));
 }
 
 #[test]

@@ -250,7 +250,10 @@ fn parts_fill_their_columns_and_may_add() {
 
 #[test]
 fn fused_inputs_equal_separate_ones() {
-    use penstock_kernels_cpu::{norm::rms_norm, pointwise::swiglu};
+    use penstock_kernels_cpu::{
+        norm::rms_norm,
+        pointwise::{Gate, gated},
+    };
     let pool = ThreadPool::new(2).expect("starts");
     let (k, rows) = (96, 11);
     let mut noise = Noise(10);
@@ -272,9 +275,9 @@ fn fused_inputs_equal_separate_ones() {
         rms_norm(Tier::Scalar, x, &weight, 1e-5, out);
     }
     assert_eq!(run(&fused), bits(&product(&pool, Tier::Scalar, &matrix, &separate)));
-    fused.swiglu_quantise(&mut pool.enter(), Tier::detect(), &gate_up, k, &mut scratch).expect("quantises");
+    fused.gated_quantise(&mut pool.enter(), Tier::detect(), Gate::Silu, &gate_up, k, &mut scratch).expect("quantises");
     for (row, out) in gate_up.chunks(2 * k).zip(separate.chunks_mut(k)) {
-        swiglu(Tier::Scalar, &row[..k], &row[k..], out);
+        gated(Tier::Scalar, Gate::Silu, &row[..k], &row[k..], out);
     }
     assert_eq!(run(&fused), bits(&product(&pool, Tier::Scalar, &matrix, &separate)));
 }

@@ -2,7 +2,9 @@
 
 mod support;
 
-use penstock_kernels_cpu::{RopePairs, RopeRow, Tier, logits, norm::rms_norm, pointwise::swiglu, rope::rope};
+use penstock_kernels_cpu::norm::{rms_norm, rms_norm_heads};
+use penstock_kernels_cpu::pointwise::{Gate, gated};
+use penstock_kernels_cpu::{RopePairs, RopeRow, Tier, logits, rope::rope};
 use support::{Noise, bits, fast_tiers, nmse};
 
 #[test]
@@ -25,23 +27,52 @@ fn rms_norm_matches_f64_and_all_tiers_agree() {
 }
 
 #[test]
-fn swiglu_matches_f64_and_all_tiers_agree() {
-    let mut noise = Noise(20);
-    let n = 512;
-    let mut gate: Vec<f32> = noise.values(n).iter().map(|x| x * 20.0).collect();
-    gate[..8].copy_from_slice(&[0.0, -0.0, 88.0, -88.0, 1000.0, -1000.0, 1e-30, 3e38]);
-    let up = noise.values(n);
-    let wanted: Vec<f64> =
-        gate.iter().zip(&up).map(|(&g, &u)| f64::from(g) / (1.0 + (-f64::from(g)).exp()) * f64::from(u)).collect();
-    let mut oracle = vec![0f32; n];
-    swiglu(Tier::Scalar, &gate, &up, &mut oracle);
-    for (i, (&got, &wanted)) in oracle.iter().zip(&wanted).enumerate() {
-        assert!((f64::from(got) - wanted).abs() <= 1e-6 * wanted.abs() + 1e-33, "{i}: {got} for {wanted}");
+fn heads_are_normalised_one_by_one_in_place() {
+    for (heads, n) in [(1, 16), (3, 64), (4, 256)] {
+        let mut noise = Noise(n as u64);
+        let (x, weight) = (noise.values(heads * n), noise.values(n));
+        let mut wanted = vec![0f32; heads * n];
+        for (x, out) in x.chunks(n).zip(wanted.chunks_mut(n)) {
+            rms_norm(Tier::Scalar, x, &weight, 1e-6, out);
+        }
+        for tier in [Tier::Scalar].into_iter().chain(fast_tiers()) {
+            let mut out = x.clone();
+            rms_norm_heads(tier, &mut out, &weight, 1e-6);
+            assert_eq!(bits(&out), bits(&wanted), "{tier} {heads} x {n}");
+        }
     }
-    for tier in fast_tiers() {
-        let mut out = vec![0f32; n];
-        swiglu(tier, &gate, &up, &mut out);
-        assert_eq!(bits(&out), bits(&oracle), "{tier}");
+}
+
+/// The gates' textbook forms in f64.
+fn gate(kind: Gate, x: f64) -> f64 {
+    match kind {
+        Gate::Silu => x / (1.0 + (-x).exp()),
+        Gate::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
+    }
+}
+
+#[test]
+fn gated_activations_match_f64_and_all_tiers_agree() {
+    let n = 512;
+    for (kind, absolute) in [(Gate::Silu, 1e-33), (Gate::GeluTanh, 1e-15)] {
+        let mut noise = Noise(20);
+        let mut gates: Vec<f32> = noise.values(n).iter().map(|x| x * 20.0).collect();
+        gates[..8].copy_from_slice(&[0.0, -0.0, 88.0, -88.0, 1000.0, -1000.0, 1e-30, 3e38]);
+        let up = noise.values(n);
+        let mut oracle = vec![0f32; n];
+        gated(Tier::Scalar, kind, &gates, &up, &mut oracle);
+        for (i, (&got, (&g, &u))) in oracle.iter().zip(gates.iter().zip(&up)).enumerate() {
+            let wanted = gate(kind, f64::from(g)) * f64::from(u);
+            // The exponential is exact to a unit in the last place of its argument, whose error grows with its size.
+            let relative = if kind == Gate::Silu { 1e-6 } else { 1e-6 * (1.0 + f64::from(g).abs().powi(3).min(100.0)) };
+            let error = (f64::from(got) - wanted).abs();
+            assert!(error <= relative * wanted.abs() + absolute, "{kind:?} {i}: {got} for {wanted} at {g}");
+        }
+        for tier in fast_tiers() {
+            let mut out = vec![0f32; n];
+            gated(tier, kind, &gates, &up, &mut out);
+            assert_eq!(bits(&out), bits(&oracle), "{tier} {kind:?}");
+        }
     }
 }
 
