@@ -53,18 +53,17 @@ impl FactQueue {
         }
     }
 
+    /// Tells everything that waits, what was lost before it. The first fault is the answer. A policy that fails on the gap has been made
+    /// anew before this goes on, so that it is told the facts behind the gap all the same: they happened, and nobody tells them again.
     fn deliver(&mut self, mut observe: impl FnMut(&[Fact]) -> Result<(), FaultKind>) -> Result<(), FaultKind> {
         if self.waiting.is_empty() {
             return Ok(());
         }
         let (count, from_us) = core::mem::take(&mut self.lost);
-        let mut told = Ok(());
-        if count > 0 {
-            told = observe(&[Gap { lost_count: count, from_us }.at(from_us)]);
-        }
-        told = told.and_then(|()| observe(&self.waiting));
+        let of_gap = if count > 0 { observe(&[Gap { lost_count: count, from_us }.at(from_us)]) } else { Ok(()) };
+        let of_facts = observe(&self.waiting);
         self.waiting.clear();
-        told
+        of_gap.and(of_facts)
     }
 
     fn encode(&self, out: &mut Writer) {
@@ -283,6 +282,22 @@ mod tests {
         assert_eq!(all[0], Gap { lost_count: 256, from_us: 1 }.at(1), "those of 1 .. 256");
         assert_eq!((all.len(), all[1], all[3_841]), (1 + 3_841, fact(257), fact(4_097)));
         assert!(delivered(&mut queue).is_empty());
+    }
+
+    #[test]
+    fn a_policy_that_fails_on_the_gap_is_told_the_facts_behind_it() {
+        for fails_on in [FactKind::Gap, FactKind::Resumed] {
+            let mut queue = told(4_097);
+            let mut seen = Vec::new();
+            let answer = queue.deliver(|facts| {
+                seen.extend_from_slice(facts);
+                if facts[0].kind == fails_on { Err(FaultKind::Trap) } else { Ok(()) }
+            });
+            assert_eq!(answer, Err(FaultKind::Trap), "{fails_on:?}");
+            assert_eq!((seen.len(), seen[0].kind), (1 + 3_841, FactKind::Gap), "{fails_on:?}");
+            assert!(seen[1..].iter().map(|fact| fact.at_us).eq(257..=4_097), "{fails_on:?}: each once, in order");
+            assert!(delivered(&mut queue).is_empty(), "{fails_on:?}: and never again");
+        }
     }
 
     #[test]
