@@ -11,11 +11,12 @@ use wasmtime::component::InstancePre;
 use wasmtime::component::types::ComponentItem;
 
 use crate::bindings::life;
+use crate::census;
 use crate::digest::Digest;
 use crate::fault::Failure;
 use crate::host::Host;
 use crate::instance;
-use crate::limits::{COMPONENT_BYTES_MAX, NAME_BYTES_MAX, REASONS_MAX};
+use crate::limits::{COMPONENT_BYTES_MAX, COMPONENT_INSTANCES_MAX, NAME_BYTES_MAX, REASONS_MAX};
 use crate::runtime::Runtime;
 
 /// Versions of the contract that this host takes: 0.1 with any patch.
@@ -68,6 +69,14 @@ pub enum LoadError {
     /// Not a component, or one that uses what this engine does not offer.
     #[error("not a component that this engine runs: {0}")]
     Invalid(String),
+    /// It would make more instances than a component may.
+    #[error("makes more instances than a component may: {found}, at most {limit}")]
+    Instances {
+        /// Instances, those of components within it included.
+        found: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// It imports something else than the host interface.
     #[error("imports what is not offered: {}; a policy may import penstock:types/host {CONTRACT_VERSIONS} and nothing else", names.join(", "))]
     Import {
@@ -108,6 +117,9 @@ impl Component {
     pub fn load(runtime: &Runtime, bytes: &[u8]) -> Result<Arc<Self>, LoadError> {
         if bytes.len() > COMPONENT_BYTES_MAX {
             return Err(LoadError::TooLarge { bytes: bytes.len(), limit: COMPONENT_BYTES_MAX });
+        }
+        if let Some(found) = census::instances(bytes).filter(|found| *found > COMPONENT_INSTANCES_MAX) {
+            return Err(LoadError::Instances { found, limit: COMPONENT_INSTANCES_MAX });
         }
         let digest = Digest::of(bytes);
         let (component, origin) = compiled(runtime, digest, bytes)?;

@@ -13,6 +13,7 @@
 
 mod bindings;
 mod cache;
+mod census;
 mod component;
 mod digest;
 mod fault;

@@ -33,6 +33,11 @@ pub const INSTANCES_DEFAULT: u32 = 256;
 pub const TABLE_ELEMENTS_MAX: usize = 20_000;
 /// Core instances inside one component; an interpreter's component has twenty-odd.
 pub const CORE_INSTANCES_MAX: u32 = 64;
+/// Instances that a component may make in all, those of components within it included: its core instances, and one small component for each
+/// interface that it exports.
+pub const COMPONENT_INSTANCES_MAX: u64 = 256;
+/// How deep components may lie within one another; what the contract's tools make lies one deep.
+pub const COMPONENT_DEPTH_MAX: usize = 16;
 /// Memories and tables inside one component.
 pub const MEMORIES_MAX: u32 = 8;
 /// Stack of a guest: a quarter of a thread's.

@@ -46,37 +46,81 @@ pub fn unknown_case(decision: &str) -> Option<String> {
     }
 }
 
+/// An answer that cannot stand: its name, words of the reason, its body.
+type Nonsense = (&'static str, &'static [&'static str], String);
+
 /// Well-formed to the engine, nonsense to the contract; of fairness for `order`.
-pub fn malformed(decision: &str) -> Vec<(&'static str, String)> {
+pub fn malformed(decision: &str) -> Vec<Nonsense> {
     let rows = |rows: &[u32]| -> String {
         rows.iter().enumerate().map(|(at, row)| word(2_048 + 4 * at as u32, *row)).collect()
     };
     match decision {
         "admission" => vec![
-            ("reserves-more-than-the-cap", answer(&[byte(1_024, 1), word(1_028, u32::MAX), byte(1_032, 0)])),
-            ("raises-the-class", answer(&[byte(1_024, 1), word(1_028, 0), byte(1_032, 7)])),
-            ("names-a-class-that-is-not", answer(&[byte(1_024, 1), word(1_028, 0), byte(1_032, 200)])),
-            ("defers-for-an-hour", answer(&[byte(1_024, 2), word(1_028, 3_600_000_000)])),
-            ("degrades-to-nothing", answer(&[byte(1_024, 3), word(1_028, 0), word(1_032, 0), byte(1_036, 0)])),
-            ("refuses-for-a-reason-that-is-not", answer(&[byte(1_024, 4), word(1_028, 999), word(1_032, 0)])),
+            (
+                "reserves-more-than-the-cap",
+                &["reserve-above-cap"],
+                answer(&[byte(1_024, 1), word(1_028, u32::MAX), byte(1_032, 0)]),
+            ),
+            ("raises-the-class", &["class-raised"], answer(&[byte(1_024, 1), word(1_028, 0), byte(1_032, 7)])),
+            (
+                "names-a-class-that-is-not",
+                &["class-out-of-range"],
+                answer(&[byte(1_024, 1), word(1_028, 0), byte(1_032, 200)]),
+            ),
+            ("defers-for-an-hour", &["defer-out-of-range"], answer(&[byte(1_024, 2), word(1_028, 3_600_000_000)])),
+            (
+                "degrades-to-nothing",
+                &["may-not-degrade"],
+                answer(&[byte(1_024, 3), word(1_028, 0), word(1_032, 0), byte(1_036, 0)]),
+            ),
+            (
+                "refuses-for-a-reason-that-is-not",
+                &["unknown-reason"],
+                answer(&[byte(1_024, 4), word(1_028, 999), word(1_032, 0)]),
+            ),
         ],
         "routing" => vec![
-            ("ranks-a-row-that-is-not", format!("{}{}", rows(&[4_000_000]), list_at(decision, 2_048, 1))),
-            ("ranks-a-row-twice", format!("{}{}", rows(&[0, 0]), list_at(decision, 2_048, 2))),
-            ("ranks-nine-rows", format!("{}{}", rows(&[0, 1, 2, 3, 4, 5, 6, 7, 8]), list_at(decision, 2_048, 9))),
-            ("holds-for-no-time", answer(&[byte(1_024, 2), word(1_028, 0)])),
+            (
+                "ranks-a-row-that-is-not",
+                &["row-out-of-range"],
+                format!("{}{}", rows(&[4_000_000]), list_at(decision, 2_048, 1)),
+            ),
+            ("ranks-a-row-twice", &["row-twice"], format!("{}{}", rows(&[0, 0]), list_at(decision, 2_048, 2))),
+            (
+                "ranks-nine-rows",
+                &["too-many-rows"],
+                format!("{}{}", rows(&[0, 1, 2, 3, 4, 5, 6, 7, 8]), list_at(decision, 2_048, 9)),
+            ),
+            ("holds-for-no-time", &["hold-out-of-range"], answer(&[byte(1_024, 2), word(1_028, 0)])),
         ],
         "fairness" => vec![
-            ("ranks-a-row-that-is-not", format!("{}{}", rows(&[4_000_000]), list_at(decision, 2_048, 1))),
-            ("ranks-a-row-twice", format!("{}{}", rows(&[0, 0]), list_at(decision, 2_048, 2))),
-            ("wants-rounds-of-no-time", answer(&[long(1_024, 0), byte(1_032, 0), word(1_036, 0)])),
+            (
+                "ranks-a-row-that-is-not",
+                &["row-out-of-range"],
+                format!("{}{}", rows(&[4_000_000]), list_at(decision, 2_048, 1)),
+            ),
+            ("ranks-a-row-twice", &["row-twice"], format!("{}{}", rows(&[0, 0]), list_at(decision, 2_048, 2))),
+            (
+                "wants-rounds-of-no-time",
+                &["target-out-of-range"],
+                answer(&[long(1_024, 0), byte(1_032, 0), word(1_036, 0)]),
+            ),
         ],
         "eviction" => {
             let worth = |at: u32, to: u32| format!("{}{}", long(at, 7), byte(at + 8, to));
             vec![
                 // A thousand prices, whatever the number of rows.
-                ("prices-too-many", list_at(decision, 4_096, 1_000)),
-                ("sends-to-a-tier-that-is-not", format!("{}{}", worth(2_048, 9), list_at(decision, 2_048, 1))),
+                ("prices-too-many", &["wrong-count"], list_at(decision, 4_096, 1_000)),
+                (
+                    "sends-to-a-tier-that-is-not",
+                    &["unknown-tier"],
+                    // As many as there are rows, the first to nowhere.
+                    format!(
+                        "{}{} (i32.store (i32.const 1028) (local.get 5)) {ANSWER}",
+                        worth(2_048, 9),
+                        word(1_024, 2_048)
+                    ),
+                ),
             ]
         }
         _ => {
@@ -87,10 +131,14 @@ pub fn malformed(decision: &str) -> Vec<(&'static str, String)> {
                 answer(&[byte(1_024, 1), byte(1_028, level), word(1_032, hold), list])
             };
             vec![
-                ("climbs-above-the-ladder", stance(5, 1_000_000, 0)),
-                ("orders-what-is-not", format!("{}{}", action(999, 0), stance(1, 1_000_000, 1))),
-                ("orders-what-it-did-not-declare", format!("{}{}", action(8, 7), stance(1, 1_000_000, 1))),
-                ("orders-seventeen-things", stance(1, 1_000_000, 17)),
+                ("climbs-above-the-ladder", &["level-out-of-range"], stance(5, 1_000_000, 0)),
+                ("orders-what-is-not", &["unknown-action"], format!("{}{}", action(999, 0), stance(1, 1_000_000, 1))),
+                (
+                    "orders-what-it-did-not-declare",
+                    &["unknown-action"],
+                    format!("{}{}", action(8, 7), stance(1, 1_000_000, 1)),
+                ),
+                ("orders-seventeen-things", &["too-many-actions"], stance(1, 1_000_000, 17)),
             ]
         }
     }

@@ -1,7 +1,7 @@
 //! A component from bodies in text: exports in the canonical ABI, everything that is not said otherwise well-behaved.
 //!
 //! Memory: state (a count of calls) at 64, a flag that it was configured at 80, answers at 1,024, lists at 2,048, the life cycle's results
-//! at 3,072, the manifest from 8,192, arguments from 65,536 on.
+//! at 3,072, the manifest from 8,192, arguments from 65,536 on, large state from 196,608 on.
 
 use std::path::Path;
 
@@ -31,12 +31,31 @@ pub fn context_table(decision: &str) -> &str {
 }
 
 /// What it says of itself.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Manifest {
+    pub name: String,
+    /// The name's first byte begins no character.
+    pub is_garbled: bool,
+    pub version: String,
     /// Table, then names with whether they are required.
     pub tables: Vec<(String, Vec<(String, bool)>)>,
     pub facts: Vec<String>,
     pub actions: Vec<String>,
+    pub reasons: Vec<String>,
+}
+
+impl Default for Manifest {
+    fn default() -> Self {
+        Self {
+            name: "hostile".to_owned(),
+            is_garbled: false,
+            version: "1".to_owned(),
+            tables: Vec::new(),
+            facts: Vec::new(),
+            actions: Vec::new(),
+            reasons: Vec::new(),
+        }
+    }
 }
 
 /// A component in the making.
@@ -84,6 +103,20 @@ impl Guest {
     pub fn importing(mut self, package: &'static str, interface: &'static str) -> Self {
         self.import = Some((package, interface));
         self
+    }
+
+    /// Saves `bytes` of state, at most 64 KiB and the count first, and takes as many back.
+    pub fn with_state(self, bytes: u32) -> Self {
+        let save = format!(
+            "(i64.store (i32.const {STATE}) (i64.load (i32.const 64))) {}",
+            state_of(&format!("(i32.const {STATE})"), &format!("(i32.const {bytes})"))
+        );
+        let taken = format!(
+            "(memory.copy (i32.const {STATE}) (local.get 5) (local.get 6))
+             (i64.store (i32.const 64) (i64.load (i32.const {STATE}))) {}",
+            restored(0, 0)
+        );
+        self.body("save", &save).body("restore", &taken)
     }
 
     fn body_of(&self, function: &str, default: &str) -> String {
@@ -188,13 +221,20 @@ impl Guest {
     }
 }
 
+/// Where large state lies: the last of the four pages.
+const STATE: u32 = 3 << 16;
+
 /// Where the manifest's data lies.
 const BASE: u32 = 8_192;
 
 /// The manifest in the canonical ABI: the data, and where in memory the record stands.
 fn lay_out(manifest: &Manifest) -> (Vec<u8>, u32) {
     let mut data = Data(Vec::new());
-    let (name, version) = (data.text("hostile"), data.text("1"));
+    let mut name = manifest.name.clone().into_bytes();
+    if manifest.is_garbled {
+        name[0] = 0xff;
+    }
+    let (name, version) = (data.list(&name, 1), data.text(&manifest.version));
     let tables: Vec<u8> = manifest
         .tables
         .iter()
@@ -205,7 +245,9 @@ fn lay_out(manifest: &Manifest) -> (Vec<u8>, u32) {
         .collect();
     let facts: Vec<u8> = manifest.facts.iter().flat_map(|name| data.wanted(name, true)).collect();
     let actions: Vec<u8> = manifest.actions.iter().flat_map(|name| data.wanted(name, true)).collect();
-    let lists = [data.list(&tables, 16), data.list(&facts, 12), data.list(&actions, 12), data.list(&[], 8)].concat();
+    let reasons: Vec<u8> = manifest.reasons.iter().flat_map(|reason| data.text(reason)).collect();
+    let named = data.list(&reasons, 8);
+    let lists = [data.list(&tables, 16), data.list(&facts, 12), data.list(&actions, 12), named].concat();
     // No limit on rows; the first schema.
     let record = [name, version, lists, 0_u32.to_le_bytes().to_vec(), 1_u32.to_le_bytes().to_vec()].concat();
     let at = data.put(&record);

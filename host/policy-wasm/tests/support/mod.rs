@@ -5,8 +5,11 @@
 //! is one `u64` at address 64, which `$bump` adds to.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod asking;
+
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use penstock_base::{Generation, Instant};
 use penstock_policy_api::{Call, Decision};
@@ -305,6 +308,13 @@ pub struct Bench {
 impl Bench {
     pub fn new() -> Self {
         Self { runtime: runtime(), library: Library::new() }
+    }
+
+    /// With a backstop in time that no test machine is slow enough to meet: whatever ends here ends by what was counted.
+    pub fn unhurried() -> Self {
+        let config =
+            RuntimeConfig { instances_max: 32, backstop: Duration::from_secs(600), ..RuntimeConfig::default() };
+        Self { runtime: Runtime::new(config).expect("the engine starts"), library: Library::new() }
     }
 
     /// Loads a component; returns its name in a set.
