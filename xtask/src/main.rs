@@ -1,5 +1,6 @@
 //! The project's own automation: `cargo xtask serve` and `cargo xtask test` are the two commands of the README.
 
+mod bench;
 mod demo_model;
 mod metrics_page;
 mod policies;
@@ -57,6 +58,18 @@ enum Task {
     },
     /// Build every policy as a component into target/policies, with whichever tool chain is there.
     Policies,
+    /// Measure something and print the figures.
+    Bench {
+        /// What.
+        #[arg(value_enum)]
+        bench: bench::Bench,
+        /// The cargo profile that is measured; the one that serves when absent.
+        #[arg(long)]
+        profile: Option<String>,
+        /// For the benchmark.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Write docs/metrics.md from the table in the engine.
     Metrics {
         /// Only fail when it differs.
@@ -83,6 +96,7 @@ fn run() -> Result<()> {
         Task::Tidy => tidy::run(),
         Task::Signals { check } => signals::generate(check),
         Task::Policies => policies::run(&root()?),
+        Task::Bench { bench, profile, args } => bench::run(&root()?, bench, profile.as_deref(), &args),
         Task::Metrics { check } => metrics_page::generate(check),
     }
 }

@@ -1,0 +1,38 @@
+//! `cargo xtask bench NAME`: figures for people. Nothing here passes or fails; the checks are in `cargo xtask test`.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::ValueEnum;
+
+use crate::{policies, serve, target};
+
+/// What can be measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Bench {
+    /// One call of each seat, and all calls of a step, behind the wall and natively: docs/performance-policies.md.
+    PolicyCost,
+}
+
+/// Measures, in the profile that serves unless told otherwise. `args` go to the benchmark.
+pub fn run(root: &Path, bench: Bench, profile: Option<&str>, args: &[String]) -> Result<()> {
+    let profile = profile.unwrap_or(serve::PROFILE);
+    match bench {
+        Bench::PolicyCost => policy_cost(root, profile, args),
+    }
+}
+
+fn policy_cost(root: &Path, profile: &str, args: &[String]) -> Result<()> {
+    let built = policies::build(root)?;
+    if let Some(why) = built.skipped {
+        println!("SKIPPED policy-cost: {why}");
+        return Ok(());
+    }
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["bench", "--package", "penstock-policy-wasm", "--bench", "policy_cost", "--profile", profile, "--"]);
+    command.arg("--policies").arg(target(root).join("policies")).args(["--profile", profile]).args(args);
+    let status = command.current_dir(root).status().with_context(|| format!("run {command:?}"))?;
+    ensure!(status.success(), "{command:?}: {status}");
+    Ok(())
+}
