@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use penstock_kernels_cpu::kv::KvShape;
-use penstock_kernels_cpu::pointwise::Gate;
+use penstock_kernels_cpu::norm::rms_norm_heads;
 use penstock_kernels_cpu::rope::rope;
 use penstock_kernels_cpu::{
-    Activations, AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvPool, KvRows, KvSlot, Part, RopeRow, Session,
-    Store, TaskPanicked, attend, multiply,
+    Activations, AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvPool, KvRows, KvSlot, PackedMatrix, Part,
+    RopePairs, RopeRow, Session, Store, TaskPanicked, attend, multiply,
 };
 
 use crate::model::{CpuModel, LayerWeights};
@@ -48,7 +48,9 @@ pub struct Forward {
     model: Arc<CpuModel>,
     activations: Activations,
     plan: AttentionPlan,
+    /// Rotation of each row, and its rotation in layers with a window where those differ.
     ropes: Vec<RopeRow>,
+    window_ropes: Vec<RopeRow>,
     slots: Vec<KvSlot>,
     /// Residual stream.
     x: Vec<f32>,
@@ -58,6 +60,8 @@ pub struct Forward {
     attention: Vec<f32>,
     gate_up: Vec<f32>,
     feed_forward: Vec<f32>,
+    /// What a block adds to the residual stream, where it is normalised first.
+    added: Vec<f32>,
     /// Residual stream of the kept rows of the last batch.
     kept: Vec<f32>,
 }
@@ -81,6 +85,7 @@ impl Forward {
             activations,
             plan: AttentionPlan::new(),
             ropes: Vec::new(),
+            window_ropes: Vec::new(),
             slots: Vec::new(),
             x: Vec::new(),
             normed: Vec::new(),
@@ -88,6 +93,7 @@ impl Forward {
             attention: Vec::new(),
             gate_up: Vec::new(),
             feed_forward: Vec::new(),
+            added: Vec::new(),
             kept: Vec::new(),
         }
     }
@@ -198,8 +204,14 @@ impl Forward {
         self.attention.resize(rows * config.q_rows(), 0.0);
         self.gate_up.resize(rows * 2 * config.feed_forward, 0.0);
         self.feed_forward.resize(rows * config.feed_forward, 0.0);
+        self.added.resize(if config.post_norms { rows * config.hidden } else { 0 }, 0.0);
         let tokens: Vec<u32> = runs.iter().flat_map(|run| run.tokens.iter().copied()).collect();
-        session.rows(&mut self.x, config.hidden, |row, x| model.embedding.dequantise_row(tokens[row] as usize, x))?;
+        session.rows(&mut self.x, config.hidden, |row, x| {
+            model.embedding.dequantise_row(tokens[row] as usize, x);
+            if config.embedding_scale != 1.0 {
+                x.iter_mut().for_each(|value| *value *= config.embedding_scale);
+            }
+        })?;
         for (index, layer) in model.layers.iter().enumerate() {
             self.attention_block(session, kv, index, layer)?;
             self.feed_forward_block(session, layer)?;
@@ -220,10 +232,11 @@ impl Forward {
                 let row = self.slots.len();
                 let offset = (position % block_tokens) as u32;
                 self.slots.push(KvSlot { block: run.table[position / block_tokens], offset });
-                if self.ropes.len() == row {
-                    self.ropes.push(RopeRow::default());
+                let pairs = self.model.rope_pairs;
+                set_rope(&mut self.ropes, row, pairs, &self.model.rope_frequencies, position);
+                if let Some(frequencies) = &self.model.window_rope_frequencies {
+                    set_rope(&mut self.window_ropes, row, pairs, frequencies, position);
                 }
-                self.ropes[row].set(self.model.rope_pairs, &self.model.rope_frequencies, position as u64);
             }
         }
     }
@@ -247,22 +260,29 @@ impl Forward {
             Part { matrix: &layer.v, column: q + k },
         ];
         multiply(session, tier, &self.activations, &parts, Store::Replace, &mut self.qkv, stride)?;
-        let ropes = &self.ropes;
-        // Keys stand right behind queries: all their heads turn together.
+        let has_own_ropes = layer.window.is_some() && model.window_rope_frequencies.is_some();
+        let ropes = if has_own_ropes { &self.window_ropes } else { &self.ropes };
         session.rows(&mut self.qkv, stride, |row, heads| {
+            if let Some(bias) = &layer.qkv_bias {
+                add(heads, bias);
+            }
+            if let Some([of_q, of_k]) = &layer.qk_norm {
+                rms_norm_heads(tier, &mut heads[..q], of_q, config.rms_eps);
+                rms_norm_heads(tier, &mut heads[q..q + k], of_k, config.rms_eps);
+            }
+            // Keys stand right behind queries: all their heads turn together.
             rope(tier, model.rope_pairs, &ropes[row], &mut heads[..q + k]);
         })?;
         kv.store(session, index, &self.slots, KvRows { rows: &self.qkv, stride, key_column: q, value_column: q + k })?;
-        let attention = AttentionLayer { index, scale: 1.0 / (config.head_dim as f32).sqrt(), window: None };
+        let attention = AttentionLayer { index, scale: config.attention_scale, window: layer.window };
         let queries = HeadRows { data: self.qkv.as_slice(), stride, column: 0 };
         let results = HeadRows { data: self.attention.as_mut_slice(), stride: q, column: 0 };
         attend(session, &self.plan, kv, attention, queries, results)?;
         self.activations.quantise(session, tier, &mut self.attention, q)?;
-        let parts = [Part { matrix: &layer.attn_output, column: 0 }];
-        multiply(session, tier, &self.activations, &parts, Store::Add, &mut self.x, config.hidden)
+        self.join(session, &layer.attn_output, layer.attn_post_norm.as_deref(), layer.attn_output_bias.as_deref())
     }
 
-    /// x += down(silu(gate) * up) of norm(x).
+    /// x += down(activation(gate) * up) of norm(x).
     fn feed_forward_block(&mut self, session: &mut Session<'_>, layer: &LayerWeights) -> Result<(), TaskPanicked> {
         let model = &*self.model;
         let (config, tier) = (&model.config, model.tier);
@@ -270,8 +290,49 @@ impl Forward {
         self.activations.norm_quantise(session, tier, &self.x, &layer.ffn_norm, config.rms_eps, &mut self.normed)?;
         let parts = [Part { matrix: &layer.gate, column: 0 }, Part { matrix: &layer.up, column: width }];
         multiply(session, tier, &self.activations, &parts, Store::Replace, &mut self.gate_up, 2 * width)?;
-        self.activations.gated_quantise(session, tier, Gate::Silu, &self.gate_up, width, &mut self.feed_forward)?;
-        let parts = [Part { matrix: &layer.down, column: 0 }];
-        multiply(session, tier, &self.activations, &parts, Store::Add, &mut self.x, config.hidden)
+        self.activations.gated_quantise(session, tier, model.gate, &self.gate_up, width, &mut self.feed_forward)?;
+        self.join(session, &layer.down, layer.ffn_post_norm.as_deref(), None)
     }
+
+    /// x += norm(matrix * activations + bias), each only where the model has it.
+    fn join(
+        &mut self,
+        session: &mut Session<'_>,
+        matrix: &PackedMatrix,
+        post_norm: Option<&[f32]>,
+        bias: Option<&[f32]>,
+    ) -> Result<(), TaskPanicked> {
+        let model = &*self.model;
+        let (tier, hidden, eps) = (model.tier, model.config.hidden, model.config.rms_eps);
+        let parts = [Part { matrix, column: 0 }];
+        let Some(weight) = post_norm else {
+            multiply(session, tier, &self.activations, &parts, Store::Add, &mut self.x, hidden)?;
+            return match bias {
+                None => Ok(()),
+                Some(bias) => session.rows(&mut self.x, hidden, |_, x| add(x, bias)),
+            };
+        };
+        multiply(session, tier, &self.activations, &parts, Store::Replace, &mut self.added, hidden)?;
+        session.rows(&mut self.added, hidden, |_, row| {
+            if let Some(bias) = bias {
+                add(row, bias);
+            }
+            rms_norm_heads(tier, row, weight, eps);
+        })?;
+        let added = &self.added;
+        session.rows(&mut self.x, hidden, |row, x| add(x, &added[row * hidden..][..hidden]))
+    }
+}
+
+/// Fills place `row` of a growing list of rotations.
+fn set_rope(ropes: &mut Vec<RopeRow>, row: usize, pairs: RopePairs, frequencies: &[f64], position: usize) {
+    if ropes.len() == row {
+        ropes.push(RopeRow::default());
+    }
+    ropes[row].set(pairs, frequencies, position as u64);
+}
+
+/// `to += values`, value by value: one rounding each, so in any order and width the same bits.
+fn add(to: &mut [f32], values: &[f32]) {
+    to.iter_mut().zip(values).for_each(|(to, value)| *to += value);
 }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use penstock_kernels_cpu::attention::HEAD_DIM_MAX;
+use penstock_kernels_cpu::pointwise::Gate;
 use penstock_kernels_cpu::weights::BLOCK;
 use penstock_kernels_cpu::{MemoryBudget, PackedMatrix, Precision, RopePairs, SourceFormat, ThreadPool, Tier};
 use penstock_model::weights::{LayerPart, TensorRole, TensorView};
-use penstock_model::{DType, Model, ModelConfig, RopeLayout};
+use penstock_model::{Activation, DType, Model, ModelConfig, RopeLayout};
 
 use crate::error::CpuError;
 
@@ -44,6 +45,9 @@ pub struct CpuModel {
     pub(crate) rope_pairs: RopePairs,
     /// Angle per position of each pair of a head.
     pub(crate) rope_frequencies: Vec<f64>,
+    /// The same for layers with a window, where they rotate in their own way.
+    pub(crate) window_rope_frequencies: Option<Vec<f64>>,
+    pub(crate) gate: Gate,
 }
 
 /// One decoder layer.
@@ -53,11 +57,22 @@ pub(crate) struct LayerWeights {
     pub(crate) q: PackedMatrix,
     pub(crate) k: PackedMatrix,
     pub(crate) v: PackedMatrix,
+    /// Bias of the rows of q, k and v, one behind the other.
+    pub(crate) qkv_bias: Option<Vec<f32>>,
+    /// Norms of each head of q and of k.
+    pub(crate) qk_norm: Option<[Vec<f32>; 2]>,
     pub(crate) attn_output: PackedMatrix,
+    pub(crate) attn_output_bias: Option<Vec<f32>>,
+    /// Norm of what attention adds to the residual stream.
+    pub(crate) attn_post_norm: Option<Vec<f32>>,
     pub(crate) ffn_norm: Vec<f32>,
     pub(crate) gate: PackedMatrix,
     pub(crate) up: PackedMatrix,
     pub(crate) down: PackedMatrix,
+    /// Norm of what the feed-forward block adds.
+    pub(crate) ffn_post_norm: Option<Vec<f32>>,
+    /// Tokens that a row sees in this layer; `None` for all.
+    pub(crate) window: Option<usize>,
 }
 
 impl CpuModel {
@@ -93,36 +108,57 @@ impl CpuModel {
                 .map_err(|source| CpuError::Pack { name: format!("{role:?}"), source })
         };
         let vector = |role| find(role).map(|view| view.to_f32());
+        let norm = |role| -> Result<Vec<f32>, CpuError> {
+            let stored = vector(role)?;
+            Ok(stored.into_iter().map(|weight| weight + config.norm_offset).collect())
+        };
         let layer = |index| -> Result<LayerWeights, CpuError> {
             let of = |part| TensorRole::layer(index, part);
+            let post_norm = |part| config.post_norms.then(|| norm(of(part))).transpose();
+            let qkv_bias = || -> Result<Vec<f32>, CpuError> {
+                let parts = [LayerPart::AttnQBias, LayerPart::AttnKBias, LayerPart::AttnVBias];
+                Ok(parts.into_iter().map(|part| vector(of(part))).collect::<Result<Vec<_>, _>>()?.concat())
+            };
+            let qk_norm = || -> Result<[Vec<f32>; 2], CpuError> {
+                Ok([norm(of(LayerPart::AttnQNorm))?, norm(of(LayerPart::AttnKNorm))?])
+            };
+            let output_bias = || vector(of(LayerPart::AttnOutputBias));
             Ok(LayerWeights {
-                attn_norm: vector(of(LayerPart::AttnNorm))?,
+                attn_norm: norm(of(LayerPart::AttnNorm))?,
                 q: matrix(of(LayerPart::AttnQ))?,
                 k: matrix(of(LayerPart::AttnK))?,
                 v: matrix(of(LayerPart::AttnV))?,
+                qkv_bias: config.qkv_bias.then(qkv_bias).transpose()?,
+                qk_norm: config.qk_norm.then(qk_norm).transpose()?,
                 attn_output: matrix(of(LayerPart::AttnOutput))?,
-                ffn_norm: vector(of(LayerPart::FfnNorm))?,
+                attn_output_bias: config.attn_output_bias.then(output_bias).transpose()?,
+                attn_post_norm: post_norm(LayerPart::AttnPostNorm)?,
+                ffn_norm: norm(of(LayerPart::FfnNorm))?,
                 gate: matrix(of(LayerPart::FfnGate))?,
                 up: matrix(of(LayerPart::FfnUp))?,
                 down: matrix(of(LayerPart::FfnDown))?,
+                ffn_post_norm: post_norm(LayerPart::FfnPostNorm)?,
+                window: config.window_of(index),
             })
         };
-        let dims = config.rope_dims as f64;
         Ok(Self {
             tier: numerics.tier,
             precision: numerics.precision,
             threads,
             embedding: matrix(TensorRole::TokenEmbedding)?,
             output: if config.tied_head { None } else { Some(matrix(TensorRole::Output)?) },
-            output_norm: vector(TensorRole::OutputNorm)?,
+            output_norm: norm(TensorRole::OutputNorm)?,
             layers: (0..config.layers).map(layer).collect::<Result<_, _>>()?,
             rope_pairs: match config.rope_layout {
                 RopeLayout::Interleaved => RopePairs::Interleaved,
                 RopeLayout::Halves => RopePairs::Halves,
             },
-            rope_frequencies: (0..config.rope_dims / 2)
-                .map(|i| f64::from(config.rope_theta).powf(-2.0 * i as f64 / dims))
-                .collect(),
+            rope_frequencies: config.rope_frequencies(),
+            window_rope_frequencies: config.window_rope_frequencies(),
+            gate: match config.activation {
+                Activation::Silu => Gate::Silu,
+                Activation::GeluTanh => Gate::GeluTanh,
+            },
             config: config.clone(),
         })
     }
@@ -187,8 +223,5 @@ fn check(config: &ModelConfig, tier: Tier) -> Result<(), CpuError> {
         config.head_dim.is_multiple_of(step) && config.head_dim <= HEAD_DIM_MAX,
         format!("head dimension {} is not a multiple of {step} up to {HEAD_DIM_MAX}", config.head_dim),
     )?;
-    require(config.rope_dims == config.head_dim, "only a part of each head is rotated".to_owned())?;
-    require(!config.qkv_bias, "biases of q, k and v".to_owned())?;
-    require(!config.qk_norm, "norms of q and k".to_owned())?;
-    require(config.sliding_window.is_none(), "a sliding attention window".to_owned())
+    require(config.rope_dims == config.head_dim, "only a part of each head is rotated".to_owned())
 }

@@ -75,6 +75,26 @@ pub enum ModelError {
         name: String,
     },
 
+    /// A file of a sharded model is missing, or holds something else than the index says.
+    #[error("shard {file} {what}")]
+    Shard {
+        /// Name of the shard.
+        file: String,
+        /// The finding.
+        what: String,
+    },
+
+    /// A tensor that the architecture has no place for: the model computes something that this version does not.
+    #[error(
+        "tensor {name} has no place in a {architecture} model as its configuration describes it; the model is of another kind"
+    )]
+    TensorUnknown {
+        /// Name in the file.
+        name: String,
+        /// What the configuration says.
+        architecture: &'static str,
+    },
+
     /// A tensor's shape is not the one the configuration implies.
     #[error("tensor {name} has shape [{rows} x {cols}] where the configuration implies [{want_rows} x {want_cols}]")]
     TensorShape {

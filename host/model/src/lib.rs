@@ -27,7 +27,7 @@ mod hf;
 mod json_text;
 
 pub use chat::{ChatOptions, ChatTemplate, CivilTime, RenderedChat};
-pub use config::{Architecture, ModelConfig, RopeLayout};
+pub use config::{Activation, Architecture, Llama3Rope, ModelConfig, RopeLayout, RopeScaling, SlidingWindow};
 pub use detokenise::Detokeniser;
 pub use dtype::{DType, dequantise_row};
 pub use error::ModelError;

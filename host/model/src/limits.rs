@@ -21,6 +21,10 @@ pub const GGUF_ALIGNMENT_MAX: u32 = 1 << 16;
 /// Most tokens of a vocabulary. Gemma has 262,144; ids are u32 and tables are sized by this.
 pub const VOCABULARY_MAX: usize = 1 << 21;
 
+/// Characters of a token at which it is split to find merges; SentencePiece trains tokens of at most 16 unless told otherwise, and none in
+/// use is longer than 128. It bounds the merges that a forged vocabulary of long tokens could ask for.
+pub const TOKEN_CHARS_MAX: usize = 256;
+
 /// Most layers: a loader loops and allocates by this number before it has seen a tensor.
 pub const LAYERS_MAX: usize = 1_024;
 

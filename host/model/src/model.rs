@@ -131,7 +131,7 @@ fn open_gguf(path: &Path, options: &OpenOptions, progress: &mut dyn FnMut(u64, u
 
 fn open_folder(folder: &Path, options: &OpenOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Opened, ModelError> {
     let config = hf::config(folder)?;
-    let tensors = Safetensors::open(folder)?;
+    let tensors = Safetensors::open(folder, config.architecture)?;
     let weights = Weights::collect(&tensors, tensors.files.clone(), &config)?;
     let tokenizer = Tokenizer::from_folder(folder)?;
     let files: Vec<(PathBuf, &[u8])> =

@@ -1,5 +1,6 @@
 //! Weights by role: which bytes are the Q projection of layer 7?
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -57,6 +58,10 @@ pub enum LayerPart {
     AttnKNorm,
     /// Attention output projection, `[hidden x q_rows]`.
     AttnOutput,
+    /// Its bias, `[1 x hidden]`, where the configuration has one.
+    AttnOutputBias,
+    /// Norm of attention's output, `[1 x hidden]`, where the configuration has post norms.
+    AttnPostNorm,
     /// Norm before the feed-forward block, `[1 x hidden]`.
     FfnNorm,
     /// Gate projection, `[feed_forward x hidden]`.
@@ -65,11 +70,13 @@ pub enum LayerPart {
     FfnUp,
     /// Down projection, `[hidden x feed_forward]`.
     FfnDown,
+    /// Norm of the feed-forward block's output, `[1 x hidden]`, where the configuration has post norms.
+    FfnPostNorm,
 }
 
 impl LayerPart {
     /// Every part, in storage order of the index.
-    pub const ALL: [LayerPart; 14] = [
+    pub const ALL: [LayerPart; 17] = [
         Self::AttnNorm,
         Self::AttnQ,
         Self::AttnK,
@@ -80,10 +87,13 @@ impl LayerPart {
         Self::AttnQNorm,
         Self::AttnKNorm,
         Self::AttnOutput,
+        Self::AttnOutputBias,
+        Self::AttnPostNorm,
         Self::FfnNorm,
         Self::FfnGate,
         Self::FfnUp,
         Self::FfnDown,
+        Self::FfnPostNorm,
     ];
 
     /// Rows and columns that a configuration implies; `None` when its layers do not have this part.
@@ -97,6 +107,8 @@ impl LayerPart {
             Self::AttnKBias | Self::AttnVBias => config.qkv_bias.then_some((1, kv)),
             Self::AttnQNorm | Self::AttnKNorm => config.qk_norm.then_some((1, config.head_dim)),
             Self::AttnOutput => Some((hidden, q)),
+            Self::AttnOutputBias => config.attn_output_bias.then_some((1, hidden)),
+            Self::AttnPostNorm | Self::FfnPostNorm => config.post_norms.then_some((1, hidden)),
             Self::FfnGate | Self::FfnUp => Some((ff, hidden)),
             Self::FfnDown => Some((hidden, ff)),
         }
@@ -156,6 +168,28 @@ pub(crate) trait TensorSource {
     fn name_of(&self, role: TensorRole) -> String;
     /// The tensor of that name; `Ok(None)` when the file lacks it.
     fn find(&self, name: &str) -> Result<Option<Placed>, ModelError>;
+    /// Every name in the file.
+    fn names(&self) -> Vec<&str>;
+    /// Whether a tensor may be left out although it has no role.
+    fn is_ignored(&self, name: &str) -> bool;
+}
+
+/// Refuses tensors that no role of this configuration names.
+fn refuse_strangers(source: &dyn TensorSource, config: &ModelConfig) -> Result<(), ModelError> {
+    let layers = (0..config.layers).flat_map(|index| {
+        let parts = LayerPart::ALL.into_iter().filter(|part| part.shape(config).is_some());
+        parts.map(move |part| TensorRole::Layer { index, part })
+    });
+    // A tied head may be stored a second time.
+    let roles = [TensorRole::TokenEmbedding, TensorRole::OutputNorm, TensorRole::Output].into_iter().chain(layers);
+    let known: HashSet<String> = roles.map(|role| source.name_of(role)).collect();
+    let strangers = source.names().into_iter().filter(|name| !known.contains(*name) && !source.is_ignored(name));
+    match strangers.min() {
+        None => Ok(()),
+        Some(name) => {
+            Err(ModelError::TensorUnknown { name: name.to_owned(), architecture: config.architecture.name() })
+        }
+    }
 }
 
 /// All tensors of a model, mapped. Cheap to share behind an `Arc`; every view borrows from it.
@@ -169,7 +203,8 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Finds every tensor that the configuration implies and checks its shape.
+    /// Finds every tensor that the configuration implies and checks its shape. A tensor without a role is refused: the model that it
+    /// belongs to computes something else.
     pub(crate) fn collect(
         source: &dyn TensorSource,
         files: Vec<Arc<Mmap>>,
@@ -200,6 +235,7 @@ impl Weights {
                 .collect()
         };
         let layers = (0..config.layers).map(layer).collect::<Result<Vec<_>, _>>()?;
+        refuse_strangers(source, config)?;
         Ok(Self { files, embedding, output_norm, output, layers })
     }
 

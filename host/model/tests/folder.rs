@@ -149,13 +149,68 @@ fn a_folder_gives_the_model_that_the_file_gives() {
     assert_eq!(model.chat_template().unwrap().render(&messages, &Default::default(), ours).unwrap().text, "file");
 }
 
+/// What can be wrong between an index and its shards, each fault by its name.
+fn check_shards(folder: &Path, map: &BTreeMap<String, &str>, weights: &Weights) {
+    let index = folder.join("model.safetensors.index.json");
+    let write = |map: &BTreeMap<String, &str>| fs::write(&index, json!({"weight_map": map}).to_string()).unwrap();
+    let message = || open(folder).unwrap_err().to_string();
+    let says = |parts: &[&str]| {
+        let message = message();
+        assert!(parts.iter().all(|part| message.contains(part)), "{message} should say {parts:?}");
+    };
+    let (first, second) = (folder.join("a.safetensors"), folder.join("b.safetensors"));
+    let (kept_first, kept_second) = (fs::read(&first).unwrap(), fs::read(&second).unwrap());
+    let name = "model.layers.0.mlp.up_proj.weight";
+    let (holder, other) = if map[name] == "a.safetensors" { ("a", "b") } else { ("b", "a") };
+
+    fs::remove_file(&second).unwrap();
+    says(&["shard b.safetensors is missing", "model.safetensors.index.json"]);
+    fs::write(&second, &kept_second).unwrap();
+
+    let mut wrong = map.clone();
+    wrong.insert(name.to_owned(), if other == "a" { "a.safetensors" } else { "b.safetensors" });
+    write(&wrong);
+    says(&[&format!("shard {other}.safetensors lacks the tensor {name}"), &format!("{holder}.safetensors has it")]);
+
+    let mut wrong = map.clone();
+    wrong.insert("model.layers.9.mlp.up_proj.weight".to_owned(), "a.safetensors");
+    write(&wrong);
+    says(&["shard a.safetensors lacks the tensor model.layers.9.mlp.up_proj.weight", "no other shard has it"]);
+
+    // Both shards hold the tensors of the first.
+    write(map);
+    fs::write(&second, &kept_first).unwrap();
+    says(&["shard b.safetensors holds the tensor", "which a.safetensors holds as well"]);
+
+    // A tensor that neither index nor model knows, and one of another shape.
+    let all = tensors(weights);
+    let part = |shard: &str| -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
+        all.iter().filter(|(name, _)| map[*name] == shard).map(|(name, entry)| (name.clone(), entry.clone())).collect()
+    };
+    let mut more = part("b.safetensors");
+    more.insert("model.layers.0.self_attn.sinks".to_owned(), (vec![4], vec![0; 16]));
+    save(&second, Dtype::F32, &more);
+    says(&["tensor model.layers.0.self_attn.sinks has no place in a llama model"]);
+    let mut bent = part("b.safetensors");
+    let (bent_name, entry) = bent.iter_mut().find(|(_, (shape, _))| shape.len() == 2).unwrap();
+    let bent_name = bent_name.clone();
+    entry.0.reverse();
+    entry.0[0] *= 2;
+    entry.0[1] /= 2;
+    save(&second, Dtype::F32, &bent);
+    says(&[&format!("tensor {bent_name} has shape"), "where the configuration implies"]);
+
+    fs::write(&second, &kept_second).unwrap();
+    assert!(open(folder).is_ok());
+}
+
 #[test]
 fn shards_are_joined_and_stay_in_their_folder() {
     let (folder, gguf) = folder();
     let whole = open(folder.path()).unwrap().manifest().clone();
     let all = tensors(gguf.weights());
     fs::remove_file(folder.path().join("model.safetensors")).unwrap();
-    let mut map = BTreeMap::new();
+    let mut map: BTreeMap<String, &str> = BTreeMap::new();
     let (first, second): (Vec<_>, Vec<_>) = all.into_iter().enumerate().partition(|(at, _)| at % 2 == 0);
     for (name, part) in [("a.safetensors", first), ("b.safetensors", second)] {
         let part: BTreeMap<_, _> = part.into_iter().map(|(_, entry)| entry).collect();
@@ -170,39 +225,13 @@ fn shards_are_joined_and_stay_in_their_folder() {
     assert_ne!(sharded.manifest().weights, whole.weights);
     assert_eq!(sharded.manifest().tokenizer, whole.tokenizer);
 
+    check_shards(folder.path(), &map, gguf.weights());
+
     for bad in ["../a.safetensors", "/etc/passwd", "..", ""] {
         fs::write(&index, json!({"weight_map": {"x": bad}}).to_string()).unwrap();
         let message = open(folder.path()).unwrap_err().to_string();
         assert!(message.contains("not a plain file name"), "{message}");
     }
-}
-
-#[test]
-fn what_is_not_run_is_refused_by_name() {
-    let (folder, _) = folder();
-    let with = |key: &str, value: Value| {
-        let mut changed = config();
-        changed[key] = value;
-        fs::write(folder.path().join("config.json"), changed.to_string()).unwrap();
-        open(folder.path()).expect_err(key).to_string()
-    };
-    let check = |message: String, part: &str| assert!(message.contains(part), "{message} should name {part}");
-    check(with("model_type", json!("mamba")), "mamba");
-    check(with("architectures", json!(["LlamaForSequenceClassification"])), "LlamaForSequenceClassification");
-    check(with("rope_scaling", json!({"rope_type": "llama3", "factor": 8.0})), "llama3");
-    check(with("rope_scaling", json!({"type": "dynamic"})), "dynamic");
-    check(with("rope_parameters", json!({"rope_type": "yarn"})), "yarn");
-    check(with("attention_bias", json!(true)), "attention_bias");
-    check(with("hidden_act", json!("gelu")), "gelu");
-    check(with("quantization_config", json!({"quant_method": "awq"})), "awq");
-    check(with("num_key_value_heads", json!(3)), "3 does not divide");
-    check(with("num_attention_heads", json!(0)), "heads");
-    check(with("hidden_size", json!(1u64 << 40)), "hidden size");
-    check(with("num_hidden_layers", json!(3)), "model.layers.2.");
-    check(with("intermediate_size", json!(95)), "[96 x 64]");
-    check(with("vocab_size", json!(100)), "[264 x 64]");
-    check(with("tie_word_embeddings", json!(false)), "lm_head.weight is missing");
-    check(with("rms_norm_eps", json!("x")), "config.json");
 }
 
 #[test]

@@ -124,9 +124,6 @@ fn models_of_another_kind_are_named() {
     let check = |message: String, parts: &[&str]| {
         assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     };
-    check(with("llama.rope.scaling.type", "yarn".into()), &["rope scaling", "yarn"]);
-    check(with("llama.rope.scale_linear", 4.0.into()), &["rope scaling", "linear"]);
-    check(with("llama.expert_count", 8u32.into()), &["8 experts"]);
     check(with("general.alignment", 24u32.into()), &["general.alignment"]);
     check(with("llama.block_count", 3u32.into()), &["llama.block_count", "twice"]);
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use penstock_exec_cpu::{CpuModel, MemoryBudget, Numerics, ThreadPool, Tier};
 use penstock_model::weights::{LayerPart, TensorRole, TensorView};
-use penstock_model::{Architecture, DType, ModelConfig, RopeLayout};
+use penstock_model::{Activation, Architecture, DType, ModelConfig, RopeLayout, RopeScaling};
 
 /// SplitMix64.
 pub struct Noise(pub u64);
@@ -60,11 +60,18 @@ impl TinyModel {
             head_dim: 32,
             rope_dims: 32,
             rope_theta: 10_000.0,
+            rope_scaling: RopeScaling::None,
             rope_layout,
             rms_eps: 1e-5,
             context_length: 512,
             vocab: 203,
+            attention_scale: 1.0 / 32f32.sqrt(),
+            embedding_scale: 1.0,
+            norm_offset: 0.0,
+            activation: Activation::Silu,
+            post_norms: false,
             qkv_bias: false,
+            attn_output_bias: false,
             qk_norm: false,
             tied_head,
             sliding_window: None,

@@ -269,6 +269,15 @@ impl Gguf {
         }
     }
 
+    /// The values of a small F32 tensor that belongs to the configuration; `None` when there is none of that name.
+    pub fn values(&self, tensor: &str) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some(info) = self.header.tensor(tensor) else { return Ok(None) };
+        if info.kind != GgufType::Supported(DType::F32) {
+            return Err(ModelError::gguf(info.bytes.start, format!("{tensor} is not stored as F32")));
+        }
+        Ok(Some(floats(&self.map[info.bytes.clone()])))
+    }
+
     /// The strings of an array, borrowed from the file; `None` when the key is absent.
     pub fn strings(&self, key: &str) -> Result<Option<Vec<&str>>, ModelError> {
         match self.header.value(key) {
@@ -277,6 +286,15 @@ impl Gguf {
                 read::strings(&self.map, key, *count, bytes.clone()).map(Some)
             }
             Some(other) => Err(wrong_type(key, "an array of strings", other)),
+        }
+    }
+
+    /// The numbers of an array of f32; `None` when the key is absent.
+    pub fn floats(&self, key: &str) -> Result<Option<Vec<f32>>, ModelError> {
+        match self.header.value(key) {
+            None => Ok(None),
+            Some(Value::Array { kind: ValueKind::F32, bytes, .. }) => Ok(Some(floats(&self.map[bytes.clone()]))),
+            Some(other) => Err(wrong_type(key, "an array of f32", other)),
         }
     }
 
@@ -296,6 +314,11 @@ impl Gguf {
             Some(other) => Err(wrong_type(key, "an array of integers", other)),
         }
     }
+}
+
+/// Little-endian f32 values.
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
 fn wrong_type(key: &str, wanted: &str, found: &Value) -> ModelError {

@@ -22,6 +22,8 @@ pub enum MetaValue {
     Strings(Vec<String>),
     /// array of i32
     I32s(Vec<i32>),
+    /// array of f32
+    F32s(Vec<f32>),
 }
 
 impl From<u32> for MetaValue {
@@ -61,6 +63,15 @@ impl GgufWriter {
     /// Adds a metadata entry.
     pub fn meta(&mut self, key: &str, value: impl Into<MetaValue>) -> &mut Self {
         self.metadata.push((key.to_owned(), value.into()));
+        self
+    }
+
+    /// Gives a key that was added another value, or adds it.
+    pub fn replace(&mut self, key: &str, value: MetaValue) -> &mut Self {
+        match self.metadata.iter_mut().find(|(known, _)| known == key) {
+            Some((_, old)) => *old = value,
+            None => self.metadata.push((key.to_owned(), value)),
+        }
         self
     }
 
@@ -143,6 +154,12 @@ fn write_value(out: &mut Vec<u8>, value: &MetaValue) {
         MetaValue::I32s(items) => {
             kind(out, 9);
             kind(out, 5);
+            out.extend((items.len() as u64).to_le_bytes());
+            items.iter().for_each(|item| out.extend(item.to_le_bytes()));
+        }
+        MetaValue::F32s(items) => {
+            kind(out, 9);
+            kind(out, 6);
             out.extend((items.len() as u64).to_le_bytes());
             items.iter().for_each(|item| out.extend(item.to_le_bytes()));
         }

@@ -12,9 +12,10 @@ pub(super) enum Scheme {
 }
 
 impl Scheme {
-    /// Appends the bytes a spelling stands for. Control and user-defined tokens are spelled plainly in either scheme.
+    /// Appends the bytes a spelling stands for. Control tokens are spelled plainly in either scheme, user-defined ones but for the space.
     pub(super) fn append(self, spelling: &str, kind: TokenKind, out: &mut Vec<u8>) {
         match (self, kind) {
+            (Scheme::Metaspace, TokenKind::UserDefined) => out.extend(spelling.replace('\u{2581}', " ").as_bytes()),
             (_, TokenKind::Control | TokenKind::UserDefined) => out.extend(spelling.as_bytes()),
             (_, TokenKind::Unused) => {}
             (Scheme::ByteLevel, TokenKind::Normal) => {

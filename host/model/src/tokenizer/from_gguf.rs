@@ -10,6 +10,7 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer as Engine};
 
 use super::bytes::{self, Scheme};
+use super::from_scores::{self, Settings};
 use super::{Parts, TokenKind, Tokenizer};
 use crate::error::ModelError;
 use crate::gguf::Gguf;
@@ -70,47 +71,99 @@ fn split(pattern: &str) -> Result<PreTokenizerWrapper, ModelError> {
         .map_err(|e| ModelError::Tokenizer { what: e.to_string() })
 }
 
-impl Tokenizer {
-    /// Builds the tokenizer that a GGUF file describes.
-    pub fn from_gguf(gguf: &Gguf) -> Result<Self, ModelError> {
-        let required = |key: &str| ModelError::config(key, "is missing");
-        let model = gguf.string("tokenizer.ggml.model")?.ok_or_else(|| required("tokenizer.ggml.model"))?;
-        if model != "gpt2" {
-            return Err(ModelError::Unsupported {
-                what: "tokenizer (tokenizer.ggml.model)",
-                name: model.to_owned(),
-                remedy: "byte-level BPE (gpt2) is read from GGUF; use the model's safetensors folder instead",
-            });
-        }
-        let pre_name = gguf.string("tokenizer.ggml.pre")?.ok_or_else(|| {
-            ModelError::config("tokenizer.ggml.pre", "is missing; convert the model again with a current converter")
-        })?;
-        let pre = Pre::named(pre_name)?;
-        let tokens = gguf.strings("tokenizer.ggml.tokens")?.ok_or_else(|| required("tokenizer.ggml.tokens"))?;
-        let merges = gguf.strings("tokenizer.ggml.merges")?.ok_or_else(|| required("tokenizer.ggml.merges"))?;
-        let kinds = kinds(gguf.integers("tokenizer.ggml.token_type")?, tokens.len())?;
-        let id = |key: &str| -> Result<Option<u32>, ModelError> {
-            let value = gguf.unsigned(key)?;
-            value.map(|v| u32::try_from(v).map_err(|_| ModelError::config(key, format!("{v} is no token")))).transpose()
-        };
-        let (bos, eos) = (id("tokenizer.ggml.bos_token_id")?, id("tokenizer.ggml.eos_token_id")?);
-        let ends = [id("tokenizer.ggml.eot_token_id")?, id("tokenizer.ggml.eom_token_id")?];
-        let add_bos = gguf.boolean("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.add_bos);
+/// What is read alike for both kinds of vocabulary.
+struct Vocabulary<'a> {
+    tokens: Vec<&'a str>,
+    kinds: Vec<TokenKind>,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    ends: [Option<u32>; 2],
+}
 
-        let digest = digest(pre_name, &tokens, &merges, &kinds, &[bos, eos, ends[0], ends[1]], add_bos);
-        let engine = engine(pre, &tokens, &merges, &kinds)?;
-        Self::build(Parts {
-            engine,
-            spellings: tokens.iter().map(|token| Some((*token).to_owned())).collect(),
+impl<'a> Vocabulary<'a> {
+    fn read(gguf: &'a Gguf) -> Result<Self, ModelError> {
+        let tokens = gguf.strings("tokenizer.ggml.tokens")?.ok_or_else(|| required("tokenizer.ggml.tokens"))?;
+        let kinds = kinds(gguf.integers("tokenizer.ggml.token_type")?, tokens.len())?;
+        Ok(Self {
+            tokens,
             kinds,
-            scheme: Scheme::ByteLevel,
-            bos,
-            eos,
-            ends: ends.into_iter().flatten().collect(),
+            bos: id(gguf, "tokenizer.ggml.bos_token_id")?,
+            eos: id(gguf, "tokenizer.ggml.eos_token_id")?,
+            ends: [id(gguf, "tokenizer.ggml.eot_token_id")?, id(gguf, "tokenizer.ggml.eom_token_id")?],
+        })
+    }
+
+    fn finish(self, engine: Engine, scheme: Scheme, add_bos: bool, digest: Digest) -> Result<Tokenizer, ModelError> {
+        Tokenizer::build(Parts {
+            engine,
+            spellings: self.tokens.iter().map(|token| Some((*token).to_owned())).collect(),
+            kinds: self.kinds,
+            scheme,
+            bos: self.bos,
+            eos: self.eos,
+            ends: self.ends.into_iter().flatten().collect(),
             add_bos,
             digest,
         })
     }
+}
+
+fn required(key: &str) -> ModelError {
+    ModelError::config(key, "is missing")
+}
+
+fn id(gguf: &Gguf, key: &str) -> Result<Option<u32>, ModelError> {
+    let value = gguf.unsigned(key)?;
+    value.map(|v| u32::try_from(v).map_err(|_| ModelError::config(key, format!("{v} is no token")))).transpose()
+}
+
+impl Tokenizer {
+    /// Builds the tokenizer that a GGUF file describes.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self, ModelError> {
+        let model = gguf.string("tokenizer.ggml.model")?.ok_or_else(|| required("tokenizer.ggml.model"))?;
+        match model {
+            "gpt2" => byte_level(gguf),
+            "llama" => sentencepiece(gguf),
+            other => Err(ModelError::Unsupported {
+                what: "tokenizer (tokenizer.ggml.model)",
+                name: other.to_owned(),
+                remedy: "byte-level BPE (gpt2) and SentencePiece (llama) are read from GGUF; use the model's safetensors folder instead",
+            }),
+        }
+    }
+}
+
+fn byte_level(gguf: &Gguf) -> Result<Tokenizer, ModelError> {
+    let pre_name = gguf.string("tokenizer.ggml.pre")?.ok_or_else(|| {
+        ModelError::config("tokenizer.ggml.pre", "is missing; convert the model again with a current converter")
+    })?;
+    let pre = Pre::named(pre_name)?;
+    let all = Vocabulary::read(gguf)?;
+    let merges = gguf.strings("tokenizer.ggml.merges")?.ok_or_else(|| required("tokenizer.ggml.merges"))?;
+    let add_bos = gguf.boolean("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.add_bos);
+    let ids = [all.bos, all.eos, all.ends[0], all.ends[1]];
+    let digest = digest(pre_name, &all.tokens, &merges, &all.kinds, &ids, add_bos);
+    let engine = engine(pre, &all.tokens, &merges, &all.kinds)?;
+    all.finish(engine, Scheme::ByteLevel, add_bos, digest)
+}
+
+fn sentencepiece(gguf: &Gguf) -> Result<Tokenizer, ModelError> {
+    let all = Vocabulary::read(gguf)?;
+    let scores = gguf.floats("tokenizer.ggml.scores")?.ok_or_else(|| required("tokenizer.ggml.scores"))?;
+    let settings = Settings {
+        unknown: id(gguf, "tokenizer.ggml.unknown_token_id")?.unwrap_or(0),
+        add_space_prefix: gguf.boolean("tokenizer.ggml.add_space_prefix")?.unwrap_or(true),
+    };
+    let add_bos = gguf.boolean("tokenizer.ggml.add_bos_token")?.unwrap_or(true);
+    let mut engine = from_scores::engine(&all.tokens, &scores, &all.kinds, settings)?;
+    add_tokens(&mut engine, &all.tokens, &all.kinds)?;
+    // The scores stand where byte-level vocabularies have merges.
+    let spelled: Vec<String> = scores.iter().map(|score| score.to_bits().to_string()).collect();
+    let spelled: Vec<&str> = spelled.iter().map(String::as_str).collect();
+    let ids = [all.bos, all.eos, all.ends[0], all.ends[1], Some(settings.unknown)];
+    let name = if settings.add_space_prefix { "sentencepiece, space in front" } else { "sentencepiece" };
+    let digest = digest(name, &all.tokens, &spelled, &all.kinds, &ids, add_bos);
+    all.finish(engine, Scheme::Metaspace, add_bos, digest)
 }
 
 fn kinds(types: Option<Vec<i64>>, vocab: usize) -> Result<Vec<TokenKind>, ModelError> {
@@ -165,16 +218,22 @@ fn engine(pre: Pre, tokens: &[&str], merges: &[&str], kinds: &[TokenKind]) -> Re
         engine.with_normalizer(Some(NormalizerWrapper::from(NFC))).map_err(|e| fault(e.to_string()))?;
     }
     engine.with_pre_tokenizer(Some(PreTokenizerWrapper::from(Sequence::new(pre.splits))));
-    let added = tokens
-        .iter()
-        .zip(kinds)
-        .filter(|(token, kind)| matches!(kind, TokenKind::Control | TokenKind::UserDefined) && !token.is_empty());
-    for (token, kind) in added {
-        let token = AddedToken::from((*token).to_owned(), *kind == TokenKind::Control).normalized(false);
-        let result = if token.special { engine.add_special_tokens([token]) } else { engine.add_tokens([token]) };
-        result.map_err(|e| fault(e.to_string()))?;
-    }
+    add_tokens(&mut engine, tokens, kinds)?;
     Ok(engine)
+}
+
+/// Control tokens and those of the model's makers, which are found in a text before anything else is.
+fn add_tokens(engine: &mut Engine, tokens: &[&str], kinds: &[TokenKind]) -> Result<(), ModelError> {
+    let is_added = |kind| matches!(kind, TokenKind::Control | TokenKind::UserDefined);
+    let all = tokens.iter().zip(kinds).filter(|(token, kind)| is_added(**kind) && !token.is_empty());
+    let token = |(text, kind): (&&str, &TokenKind)| {
+        AddedToken::from((*text).to_owned(), *kind == TokenKind::Control).normalized(false)
+    };
+    let (special, plain): (Vec<AddedToken>, Vec<AddedToken>) = all.map(token).partition(|token| token.special);
+    // All at once: the engine rebuilds its search with every call.
+    engine.add_special_tokens(special).map_err(|e| ModelError::Tokenizer { what: e.to_string() })?;
+    engine.add_tokens(plain).map_err(|e| ModelError::Tokenizer { what: e.to_string() })?;
+    Ok(())
 }
 
 fn digest(

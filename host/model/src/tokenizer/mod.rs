@@ -6,6 +6,7 @@
 mod bytes;
 mod from_gguf;
 mod from_json;
+mod from_scores;
 pub(crate) mod guard;
 
 use std::collections::HashMap;
