@@ -206,6 +206,11 @@ fn source_format(dtype: DType) -> SourceFormat {
         DType::Q8_0 => SourceFormat::Q8_0,
         DType::Q4_0 => SourceFormat::Q4_0,
         DType::Q4_1 => SourceFormat::Q4_1,
+        DType::Q5_0 => SourceFormat::Q5_0,
+        DType::Q5_1 => SourceFormat::Q5_1,
+        DType::Q4K => SourceFormat::Q4K,
+        DType::Q5K => SourceFormat::Q5K,
+        DType::Q6K => SourceFormat::Q6K,
     }
 }
 

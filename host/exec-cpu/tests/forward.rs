@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use penstock_exec_cpu::{CpuModel, Forward, Keep, MemoryBudget, Numerics, Precision, SequenceRows, Tier};
 use penstock_kernels_cpu::KvPool;
-use penstock_model::RopeLayout;
+use penstock_model::weights::{LayerPart, TensorRole};
+use penstock_model::{DType, RopeLayout};
 use support::{Noise, TinyModel, fast_tier};
 
 /// How sequences are computed.
@@ -77,6 +78,46 @@ fn the_pass_is_near_its_f64_twin() {
                 assert!(nmse < bound, "{layout:?} {tier} {precision:?}: nmse {nmse:e}");
             }
         }
+    }
+}
+
+/// Normalised mean square error of one sequence's logits.
+fn error_of(tiny: &TinyModel, numerics: Numerics) -> f64 {
+    let tokens = Noise(6).tokens(24, tiny.config.vocab);
+    let wanted: Vec<f64> = tiny.reference(&tokens).concat();
+    let got = logits(&tiny.load_with(1, numerics), std::slice::from_ref(&tokens), PLAIN).concat();
+    let error: f64 = got.iter().zip(&wanted).map(|(&g, w)| (f64::from(g) - w).powi(2)).sum();
+    error / wanted.iter().map(|w| w * w).sum::<f64>()
+}
+
+#[test]
+fn every_storage_type_serves_as_embedding_matrix_and_head() {
+    let numerics = Numerics { tier: Tier::detect(), precision: Precision::Int15 };
+    for dtype in DType::ALL {
+        for tied in [true, false] {
+            let error = error_of(&TinyModel::stored(tied, |_| dtype), numerics);
+            println!("{dtype} tied {tied}: nmse {error:e}");
+            // Block types lose only what 15-bit activations and bfloat16 keys and values do; floats are rounded to int8 on top.
+            let bound = if dtype.block_len() > 1 { 2e-5 } else { 5e-4 };
+            assert!(error < bound, "{dtype} tied {tied}: nmse {error:e}");
+        }
+    }
+}
+
+#[test]
+fn types_may_be_mixed_inside_a_layer() {
+    // As Q4_K_M files are: most of a layer in one type, some parts in finer ones, the embedding in another.
+    let mixed = TinyModel::stored(false, |role| match role {
+        TensorRole::TokenEmbedding => DType::Q8_0,
+        TensorRole::Output => DType::Q6K,
+        TensorRole::Layer { index: 0, part: LayerPart::AttnV | LayerPart::FfnDown } => DType::Q6K,
+        TensorRole::Layer { part: LayerPart::AttnK, .. } => DType::Q5_0,
+        TensorRole::Layer { part: LayerPart::FfnUp, .. } => DType::Bf16,
+        _ => DType::Q4K,
+    });
+    for tier in [Tier::Scalar].into_iter().chain(fast_tier()) {
+        let error = error_of(&mixed, Numerics { tier, precision: Precision::Int15 });
+        assert!(error < 2e-4, "{tier}: nmse {error:e}");
     }
 }
 

@@ -1,12 +1,15 @@
 //! The demo model: against itself, computed in other ways, and against another implementation, by the top logits that transformers computed in f32 on the dequantised weights, kept in
-//! `tests/oracle/logits.bin` (its layout and origin: `tests/oracle/logits.py`).
+//! `tests/oracle/logits.bin` (its layout and origin: `tests/oracle/logits.py`). The same for its twin in Q8_0, which is made on the spot and has
+//! to be the file that `tests/oracle/requantise.py` makes.
 
-use std::path::Path;
+mod requantise;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use penstock_exec_cpu::{CpuModel, Forward, Keep, MemoryBudget, Numerics, SequenceRows, ThreadPool, Tier};
 use penstock_kernels_cpu::{KvPool, logits};
-use penstock_model::{Model, OpenOptions};
+use penstock_model::{DType, Model, OpenOptions};
 
 /// Least share of positions at which both implementations rank the same token first.
 const TOP1_MIN: f64 = 0.97;
@@ -42,13 +45,18 @@ struct Tally {
     lse_squares: f64,
 }
 
-/// The demo model, or `None`, said aloud, where it was not fetched.
-fn demo_model() -> Option<Model> {
+/// Where the demo model is, or `None`, said aloud, where it was not fetched.
+fn demo_path() -> Option<PathBuf> {
     let path = penstock_model::cache_dir::demo_path().unwrap_or_default();
     if !path.exists() {
         eprintln!("SKIPPED on the demo model: {} is missing (cargo xtask model fetches it)", path.display());
         return None;
     }
+    Some(path)
+}
+
+fn demo_model() -> Option<Model> {
+    let path = demo_path()?;
     Some(Model::open(&path, &OpenOptions::default(), &mut |_, _| {}).expect("the demo model opens"))
 }
 
@@ -99,12 +107,28 @@ fn the_demo_model_has_the_same_bits_however_it_is_computed() {
 
 #[test]
 fn teacher_forced_logits_agree_with_transformers() {
-    let oracle = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/oracle/logits.bin");
+    let Some(model) = demo_model() else { return };
+    compare(&model, "logits.bin");
+}
+
+#[test]
+fn the_q8_0_twin_agrees_with_transformers() {
+    let Some(path) = demo_path() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let twin = folder.path().join("twin.gguf");
+    std::fs::write(&twin, requantise::requantise(&path, DType::Q8_0)).expect("written");
+    let model = Model::open(&twin, &OpenOptions::default(), &mut |_, _| {}).expect("the twin opens");
+    assert_eq!(model.weights().dtypes(), [DType::F32, DType::Q8_0]);
+    compare(&model, "logits-q8_0.bin");
+}
+
+/// Computes every text of an oracle file and holds the logits against those kept there.
+fn compare(model: &Model, oracle: &str) {
+    let oracle = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/oracle").join(oracle);
     let Ok(oracle) = std::fs::read(&oracle) else {
         eprintln!("SKIPPED oracle comparison: {} is missing", oracle.display());
         return;
     };
-    let Some(model) = demo_model() else { return };
     let mut reader = Reader(&oracle);
     assert_eq!(reader.take(8), b"PSLOGIT1");
     assert_eq!(reader.take(32), &model.manifest().weights.0, "the oracle is for other weights");
@@ -115,7 +139,7 @@ fn teacher_forced_logits_agree_with_transformers() {
         eprintln!("SKIPPED oracle comparison: this CPU has the scalar tier alone, which would take too long");
         return;
     }
-    let cpu = load(&model, 2, tier);
+    let cpu = load(model, 2, tier);
     let mut kv = KvPool::new(&MemoryBudget::new(1 << 30), Forward::kv_shape(&cpu, 16, 160)).expect("fits");
     let table: Vec<u32> = (0..160).collect();
     let mut forward = Forward::new(Arc::clone(&cpu));

@@ -112,7 +112,7 @@ pub enum ModelError {
 
     /// A tensor is stored in a type that no kernel reads.
     #[error(
-        "tensor {name} is stored as {dtype}; supported are F32, F16, BF16, Q8_0, Q4_0 and Q4_1: convert the model to one of them"
+        "tensor {name} is stored as {dtype}; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K: convert the model to one of them"
     )]
     TensorType {
         /// Name in the file.

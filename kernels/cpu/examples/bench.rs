@@ -1,23 +1,30 @@
 //! Figures of the kernels on this machine: each tier's rate, and its ratio to the scalar tier measured in the same run.
 //!
-//! `cargo run --profile ci -p penstock-kernels-cpu --example bench -- [threads]`. Shapes are those of SmolLM2-135M. The best of several
-//! repetitions is shown; on a busy machine only the ratios of neighbouring lines mean much.
-
-use std::time::Instant;
+//! `cargo run --profile ci -p penstock-kernels-cpu --example bench -- [threads] [linear,head,attention]`. Shapes are those of SmolLM2-135M. The least
+//! processor time of several repetitions counts; on a busy machine only the ratios of neighbouring lines mean much.
 
 use penstock_kernels_cpu::{
     Activations, AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvPool, KvShape, MemoryBudget, PackedMatrix,
-    Part, Precision, SourceFormat, Store, ThreadPool, Tier, attend, logits, multiply,
+    Part, Precision, SourceFormat, Store, ThreadPool, Tier, attend, ceiling, logits, multiply,
 };
 
-fn best_seconds(repeats: usize, mut f: impl FnMut()) -> f64 {
+/// Least processor time of several calls, shared among the threads: other processes cost little of it, waiting for a thread does count.
+fn best_seconds(threads: usize, repeats: usize, mut f: impl FnMut()) -> f64 {
     (0..repeats)
         .map(|_| {
-            let start = Instant::now();
+            let start = processor_seconds();
             f();
-            start.elapsed().as_secs_f64()
+            (processor_seconds() - start) / threads as f64
         })
         .fold(f64::INFINITY, f64::min)
+}
+
+/// Processor time of this process so far.
+fn processor_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes one timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 fn noise(len: usize, seed: u64) -> Vec<f32> {
@@ -35,22 +42,50 @@ fn bytes(len: usize) -> Vec<u8> {
     vec![0x2a; len]
 }
 
+/// Rates that no kernel here can pass on one thread: bytes from memory, and integer operations from registers.
+fn ceilings(tiers: &[Tier]) {
+    let mut memory = MemoryBudget::new(1 << 30).allocate(256 << 20).expect("fits");
+    memory.prefault();
+    for &tier in tiers {
+        let seconds = best_seconds(1, 5, || assert_eq!(ceiling::read(tier, &memory), 0));
+        let gigabytes = memory.len() as f64 / seconds / 1e9;
+        let mut operations = 0;
+        let seconds = best_seconds(1, 5, || operations = std::hint::black_box(ceiling::multiply(tier, 1 << 20)).0);
+        let rate = operations as f64 / seconds / 1e9;
+        println!(
+            "ceiling {:12} one thread: {gigabytes:6.1} GB/s from memory, {rate:7.1} GOP/s of int8 products",
+            tier.name()
+        );
+    }
+}
+
 /// The linear layers of one decoder layer, several copies, so that weights stream from memory as in a real pass.
 fn linear_layers(pool: &ThreadPool, tiers: &[Tier]) {
-    let budget = MemoryBudget::new(1 << 30);
-    let shapes = [(960, 576), (576, 576), (3072, 576), (576, 1536)];
-    let pack = |format: SourceFormat, n: usize, k: usize| {
-        PackedMatrix::pack(&budget, &bytes(n * (k / 32) * format.block_bytes()), format, n, k).expect("packs")
-    };
-    let formats = [SourceFormat::Q4_1, SourceFormat::Q4_0, SourceFormat::Q8_0];
+    let budget = MemoryBudget::new(2 << 30);
+    let formats = [
+        SourceFormat::Q4_0,
+        SourceFormat::Q4_1,
+        SourceFormat::Q5_0,
+        SourceFormat::Q8_0,
+        SourceFormat::Q4K,
+        SourceFormat::Q5K,
+        SourceFormat::Q6K,
+    ];
     for (format, precision) in formats.into_iter().flat_map(|f| [(f, Precision::Int8), (f, Precision::Int15)]) {
+        let shapes = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
+            .map(|(n, k)| (n, k / format.block_len() * format.block_len()));
+        let pack = |n: usize, k: usize| {
+            let source = bytes(n * (k / format.block_len()) * format.block_bytes());
+            PackedMatrix::pack(&budget, &source, format, n, k).expect("packs")
+        };
         let layers: Vec<Vec<PackedMatrix>> =
-            (0..8).map(|_| shapes.iter().map(|&(n, k)| pack(format, n, k)).collect()).collect();
-        for rows in [1, 4, 16, 128, 512] {
+            (0..30).map(|_| shapes.iter().map(|&(n, k)| pack(n, k)).collect()).collect();
+        let weight_bytes: usize = layers.iter().flatten().map(PackedMatrix::bytes).sum();
+        for rows in [1, 4, 16, 128] {
             let mut out = vec![0f32; rows * 3072];
             let mut scalar = None;
             for &tier in tiers {
-                if tier == Tier::Scalar && rows > 16 {
+                if tier == Tier::Scalar && rows > 1 {
                     continue;
                 }
                 let mut session = pool.enter();
@@ -62,7 +97,7 @@ fn linear_layers(pool: &ThreadPool, tiers: &[Tier]) {
                         a
                     })
                     .collect();
-                let seconds = best_seconds(if tier == Tier::Scalar { 1 } else { 5 }, || {
+                let seconds = best_seconds(pool.threads(), if tier == Tier::Scalar { 1 } else { 4 }, || {
                     for layer in &layers {
                         for (matrix, input) in layer.iter().zip(&inputs) {
                             let parts = [Part { matrix, column: 0 }];
@@ -71,14 +106,15 @@ fn linear_layers(pool: &ThreadPool, tiers: &[Tier]) {
                         }
                     }
                 });
-                let operations = 2.0 * 8.0 * (rows * shapes.iter().map(|(n, k)| n * k).sum::<usize>()) as f64;
+                let operations = 2.0 * 30.0 * (rows * shapes.iter().map(|(n, k)| n * k).sum::<usize>()) as f64;
                 let rate = operations / seconds / 1e9;
                 if tier == Tier::Scalar {
                     scalar = Some(rate);
                 }
                 let ratio = scalar.map_or(String::from("-"), |s| format!("{:.1}", rate / s));
+                let gigabytes = weight_bytes as f64 / seconds / 1e9;
                 println!(
-                    "linear {format:?} {precision:?} rows {rows:4} {:12} {rate:8.1} GOP/s   x scalar {ratio}",
+                    "linear {format:?} {precision:?} rows {rows:4} {:12} {rate:8.1} GOP/s {gigabytes:6.1} GB/s   x scalar {ratio}",
                     tier.name()
                 );
             }
@@ -97,12 +133,12 @@ fn head(pool: &ThreadPool, tiers: &[Tier]) {
             let mut input = Activations::new(Precision::Int8);
             input.quantise(&mut session, tier, &mut noise(rows * k, 1), k).expect("quantises");
             let parts = [Part { matrix: &matrix, column: 0 }];
-            let seconds = best_seconds(5, || {
+            let seconds = best_seconds(pool.threads(), 5, || {
                 multiply(&mut session, tier, &input, &parts, Store::Replace, &mut out, n).expect("multiplies");
             });
             let gigabytes = matrix.bytes() as f64 / seconds / 1e9;
             println!("head rows {rows:2} {:12} {:.2} ms  {gigabytes:.1} GB/s of weights", tier.name(), seconds * 1e3);
-            let seconds = best_seconds(5, || {
+            let seconds = best_seconds(pool.threads(), 5, || {
                 for row in out.chunks(n) {
                     assert!(logits::argmax(tier, row).is_some());
                 }
@@ -134,7 +170,7 @@ fn attention(pool: &ThreadPool, tiers: &[Tier]) {
                 tables.iter().enumerate().map(|(s, table)| AttentionRun { first_row: s * rows, rows, context, table });
             plan.set(&kv, 9, tier, runs);
             let mut session = pool.enter();
-            let seconds = best_seconds(5, || {
+            let seconds = best_seconds(pool.threads(), 5, || {
                 for index in 0..4 {
                     let layer = AttentionLayer { index, scale: 0.125, window: None };
                     let from = HeadRows { data: queries.as_slice(), stride: 576, column: 0 };
@@ -158,7 +194,13 @@ fn main() {
     let tiers: Vec<Tier> = Tier::ALL.into_iter().filter(|tier| tier.is_supported()).collect();
     println!("threads {threads}, best tier {}", Tier::detect());
     let pool = ThreadPool::new(threads).expect("starts");
-    linear_layers(&pool, &tiers);
-    head(&pool, &tiers);
-    attention(&pool, &tiers);
+    ceilings(&tiers);
+    for part in std::env::args().nth(2).as_deref().unwrap_or("linear,head,attention").split(',') {
+        match part {
+            "linear" => linear_layers(&pool, &tiers),
+            "head" => head(&pool, &tiers),
+            "attention" => attention(&pool, &tiers),
+            other => println!("no part {other}: linear, head, attention"),
+        }
+    }
 }

@@ -57,10 +57,12 @@ pub struct Activations {
     pub(crate) quants: Vec<i8>,
     /// Scale of each row and block.
     pub(crate) scales: Vec<f32>,
-    /// Scale * sum of quants, which meets the minimum of Q4_1 weights.
+    /// Scale * sum of quants, which meets the minima of weights.
     pub(crate) scaled_sums: Vec<f32>,
-    /// Sum of quants, which meets the offset of Q4_0 and Q8_0 weights.
+    /// Sum of quants, which meets the offset of Q4_0, Q5_0 and Q8_0 weights.
     pub(crate) sums: Vec<i32>,
+    /// Sum of the first half of each block's quants, which meets the offset of Q6_K weights.
+    pub(crate) half_sums: Vec<i32>,
 }
 
 /// A group of rows that share a panel.
@@ -128,6 +130,7 @@ impl Activations {
         self.scales.resize(blocks, 0.0);
         self.scaled_sums.resize(blocks, 0.0);
         self.sums.resize(blocks, 0);
+        self.half_sums.resize(blocks, 0);
     }
 
     /// Fills from rows of `k` values made by `produce(row, scratch_row)`; `scratch` holds one row of `k` values for each row.
@@ -149,6 +152,7 @@ impl Activations {
         let scales = SharedMut(self.scales.as_mut_ptr());
         let scaled_sums = SharedMut(self.scaled_sums.as_mut_ptr());
         let sums = SharedMut(self.sums.as_mut_ptr());
+        let half_sums = SharedMut(self.half_sums.as_mut_ptr());
         let work = |index: usize| {
             let panel = panel(rows, index);
             let (at, block_at) = (panel.first * k * precision.planes(), panel.first * (k / BLOCK));
@@ -164,6 +168,7 @@ impl Activations {
                         scales: scales.get().add(block_at + r),
                         scaled_sums: scaled_sums.get().add(block_at + r),
                         sums: sums.get().add(block_at + r),
+                        half_sums: half_sums.get().add(block_at + r),
                         rows: panel.rows,
                     };
                     quantise_row(tier, precision, values.as_ptr(), k, to);
@@ -247,6 +252,7 @@ struct PanelRow {
     scales: *mut f32,
     scaled_sums: *mut f32,
     sums: *mut i32,
+    half_sums: *mut i32,
     /// Rows of the panel: the distance between two groups of this row.
     rows: usize,
 }
@@ -282,7 +288,8 @@ unsafe fn quantise_planes<L: Lanes, const PLANES: usize>(x: *const f32, k: usize
             let (scale, inverse) = if largest > TINY { (largest / greatest, greatest / largest) } else { (0.0, 0.0) };
             let inverse = L::splat(inverse);
             let (qa, qb) = (L::round(L::mul(a, inverse)), L::round(L::mul(b, inverse)));
-            let sum = L::reduce_sum_int(L::add_int(qa, qb));
+            let half_sum = L::reduce_sum_int(qa);
+            let sum = half_sum.wrapping_add(L::reduce_sum_int(qb));
             // `to.quants` already points at this row's place in a group.
             let out = to.quants.cast::<[u8; 4]>().add(block * (BLOCK / 4) * PLANES * to.rows);
             if PLANES == 2 {
@@ -302,6 +309,7 @@ unsafe fn quantise_planes<L: Lanes, const PLANES: usize>(x: *const f32, k: usize
             to.scales.add(block * to.rows).write(scale);
             to.scaled_sums.add(block * to.rows).write(scale * sum as f32);
             to.sums.add(block * to.rows).write(sum);
+            to.half_sums.add(block * to.rows).write(half_sum);
         }
         if L::reduce_sum(poison) != 0.0 {
             to.scales.write(f32::NAN);

@@ -2,79 +2,22 @@
 
 mod support;
 
-use penstock_kernels_cpu::half::{f16_to_f32, f32_to_bf16, f32_to_f16};
+use penstock_kernels_cpu::half::f32_to_f16;
 use penstock_kernels_cpu::{
     Activations, MemoryBudget, MemoryError, PackError, PackedFormat, PackedMatrix, Part, Precision, SourceFormat,
     Store, ThreadPool, Tier, multiply,
 };
+use support::weights::source;
 use support::{Noise, bits, fast_tiers, nmse};
 
-const FORMATS: [SourceFormat; 6] = [
-    SourceFormat::Q4_0,
-    SourceFormat::Q4_1,
-    SourceFormat::Q8_0,
-    SourceFormat::F32,
-    SourceFormat::F16,
-    SourceFormat::Bf16,
-];
+const FORMATS: [SourceFormat; 11] = SourceFormat::ALL;
 
 fn budget() -> MemoryBudget {
     MemoryBudget::new(64 << 20)
 }
 
-/// Source bytes of `n` rows of `k` values, and the values, read as the format's own description says.
-fn source(format: SourceFormat, n: usize, k: usize, seed: u64) -> (Vec<u8>, Vec<f64>) {
-    let mut noise = Noise(seed);
-    let (mut bytes, mut values) = (Vec::new(), Vec::new());
-    for _ in 0..n * k / 32 {
-        match format {
-            SourceFormat::Q4_0 | SourceFormat::Q4_1 => {
-                let scale = f32_to_f16(noise.value() * 0.1);
-                let minimum = f32_to_f16(noise.value() * 0.5);
-                bytes.extend(scale.to_le_bytes());
-                let (zero, minimum) = if format == SourceFormat::Q4_1 {
-                    bytes.extend(minimum.to_le_bytes());
-                    (0.0, f64::from(f16_to_f32(minimum)))
-                } else {
-                    (8.0, 0.0)
-                };
-                let quants: Vec<u8> = (0..16).map(|_| noise.bits() as u8).collect();
-                let scale = f64::from(f16_to_f32(scale));
-                values.extend(quants.iter().map(|q| scale * (f64::from(q & 15) - zero) + minimum));
-                values.extend(quants.iter().map(|q| scale * (f64::from(q >> 4) - zero) + minimum));
-                bytes.extend(quants);
-            }
-            SourceFormat::Q8_0 => {
-                let scale = f32_to_f16(noise.value() * 0.01);
-                bytes.extend(scale.to_le_bytes());
-                for _ in 0..32 {
-                    let q = noise.bits() as i8;
-                    bytes.push(q as u8);
-                    values.push(f64::from(f16_to_f32(scale)) * f64::from(q));
-                }
-            }
-            SourceFormat::F32 | SourceFormat::F16 | SourceFormat::Bf16 => {
-                for _ in 0..32 {
-                    let value = noise.value();
-                    match format {
-                        SourceFormat::F32 => bytes.extend(value.to_le_bytes()),
-                        SourceFormat::F16 => bytes.extend(f32_to_f16(value).to_le_bytes()),
-                        _ => bytes.extend(f32_to_bf16(value).to_le_bytes()),
-                    }
-                    values.push(match format {
-                        SourceFormat::F16 => f64::from(f16_to_f32(f32_to_f16(value))),
-                        SourceFormat::Bf16 => f64::from(f32::from_bits(u32::from(f32_to_bf16(value)) << 16)),
-                        _ => f64::from(value),
-                    });
-                }
-            }
-        }
-    }
-    (bytes, values)
-}
-
 fn exact(format: SourceFormat) -> bool {
-    matches!(format, SourceFormat::Q4_0 | SourceFormat::Q4_1 | SourceFormat::Q8_0)
+    !matches!(format, SourceFormat::F32 | SourceFormat::F16 | SourceFormat::Bf16)
 }
 
 const PRECISIONS: [Precision; 2] = [Precision::Int8, Precision::Int15];
@@ -102,7 +45,7 @@ fn reference(weights: &[f64], x: &[f32], k: usize) -> Vec<f64> {
 #[test]
 fn packed_rows_read_back_as_their_source_says() {
     for format in FORMATS {
-        let (n, k) = (37, 96);
+        let (n, k) = (37, 3 * format.block_len());
         let (bytes, values) = source(format, n, k, 1);
         let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
         let mut got = vec![0f32; n * k];
@@ -120,7 +63,7 @@ fn packed_rows_read_back_as_their_source_says() {
 fn the_product_is_near_its_f64_reference() {
     let pool = ThreadPool::new(1).expect("starts");
     for format in FORMATS {
-        let (n, k, rows) = (40, 160, 5);
+        let (n, k, rows) = (40, 160.max(2 * format.block_len()), 5);
         let (bytes, weights) = source(format, n, k, 2);
         let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
         let x = Noise(3).values(rows * k);
@@ -151,6 +94,7 @@ fn all_tiers_give_equal_bits() {
     let pool = ThreadPool::new(1).expect("starts");
     for format in FORMATS {
         for (n, k, rows) in [(16, 32, 1), (37, 96, 15), (48, 576, 3)] {
+            let k = usize::next_multiple_of(k, format.block_len());
             let (bytes, _) = source(format, n, k, 4);
             let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
             let x = Noise(5).values(rows * k);
@@ -192,10 +136,38 @@ fn extreme_quants_do_not_saturate() {
     }
 }
 
+/// Largest quants, factors and activations of one sign: the sums that come nearest to the end of i32 stay exact.
+#[test]
+fn extreme_super_blocks_do_not_overflow() {
+    let pool = ThreadPool::new(1).expect("starts");
+    let one = f32_to_f16(1.0).to_le_bytes();
+    let mut six = vec![0x00u8; 192];
+    six.extend([0x80u8; 16]);
+    six.extend(one);
+    let mut five: Vec<u8> = [one, [0, 0]].concat();
+    five.extend([0xffu8; 172]);
+    // Q6_K: quant 0 is -32, factor -128; Q5_K: quant 31, factor 63, no minimum.
+    for (format, block, weight) in [(SourceFormat::Q6K, six, 4096.0f64), (SourceFormat::Q5K, five, 1953.0)] {
+        let matrix = PackedMatrix::pack(&budget(), &block.repeat(16), format, 16, 256).expect("packs");
+        for x in [1.0f32, -1.0] {
+            for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
+                for precision in PRECISIONS {
+                    let out = product_of(precision, &pool, tier, &matrix, &[x; 256]);
+                    let wanted = weight * f64::from(x) * 256.0;
+                    // Eight sums of up to 31 bits, each rounded to 24, and the rounded inverse scale.
+                    let near = out.iter().all(|&y| (f64::from(y) / wanted - 1.0).abs() < 1e-6);
+                    assert!(near, "{format:?} {x} {tier} {precision:?}: {out:?} for {wanted}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_row_does_not_see_its_neighbours_or_the_threads() {
-    let (n, k, rows) = (80, 96, 29);
-    for format in [SourceFormat::Q4_1, SourceFormat::Q8_0] {
+    let (n, rows) = (80, 29);
+    for format in FORMATS {
+        let k = 96.max(format.block_len());
         let (bytes, _) = source(format, n, k, 6);
         let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
         let x = Noise(7).values(rows * k);
@@ -286,6 +258,7 @@ fn fused_inputs_equal_separate_ones() {
 fn what_cannot_be_packed_is_a_typed_error() {
     let pack = |bytes: &[u8], format, n, k| PackedMatrix::pack(&budget(), bytes, format, n, k).err();
     assert_eq!(pack(&[], SourceFormat::Q8_0, 1, 33), Some(PackError::Shape { n: 1, k: 33 }));
+    assert_eq!(pack(&[], SourceFormat::Q6K, 1, 128), Some(PackError::Shape { n: 1, k: 128 }));
     assert_eq!(pack(&[], SourceFormat::Q8_0, 0, 32), Some(PackError::Shape { n: 0, k: 32 }));
     let huge = usize::MAX / 2;
     assert_eq!(pack(&[], SourceFormat::F32, huge, 32), Some(PackError::Shape { n: huge, k: 32 }));
@@ -304,8 +277,8 @@ fn what_cannot_be_packed_is_a_typed_error() {
 #[test]
 fn formats_map_to_their_packed_form() {
     let packed = FORMATS.map(SourceFormat::packed);
-    use PackedFormat::{Q4_0, Q4_1, Q8_0};
-    assert_eq!(packed, [Q4_0, Q4_1, Q8_0, Q8_0, Q8_0, Q8_0]);
+    use PackedFormat::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+    assert_eq!(packed, [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4K, Q5K, Q6K, Q8_0, Q8_0, Q8_0]);
 }
 
 #[test]

@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use penstock_exec_cpu::{CpuModel, MemoryBudget, Numerics, ThreadPool, Tier};
+use penstock_model::gguf::quantise::quantise;
 use penstock_model::weights::{LayerPart, TensorRole, TensorView};
-use penstock_model::{Activation, Architecture, DType, ModelConfig, RopeLayout, RopeScaling};
+use penstock_model::{Activation, Architecture, DType, ModelConfig, RopeLayout, RopeScaling, dequantise_row};
 
 /// SplitMix64.
 pub struct Noise(pub u64);
@@ -46,6 +47,8 @@ impl Noise {
 pub struct TinyModel {
     pub config: ModelConfig,
     tensors: HashMap<TensorRole, (usize, usize, Vec<f32>, Vec<u8>)>,
+    /// Storage of each matrix; what is not named is F32.
+    dtypes: HashMap<TensorRole, DType>,
 }
 
 impl TinyModel {
@@ -76,34 +79,58 @@ impl TinyModel {
             tied_head,
             sliding_window: None,
         };
+        Self::of(config, |_| DType::F32)
+    }
+
+    /// As [`TinyModel::new`], wide enough for super-blocks, matrices stored as `dtype` says. The reference reads what is stored.
+    pub fn stored(tied_head: bool, dtype: impl Fn(TensorRole) -> DType) -> Self {
+        let narrow = Self::new(RopeLayout::Interleaved, tied_head).config;
+        Self::of(ModelConfig { hidden: 256, feed_forward: 256, heads: 8, ..narrow }, dtype)
+    }
+
+    fn of(config: ModelConfig, dtype: impl Fn(TensorRole) -> DType) -> Self {
         config.validate().expect("a legal shape");
-        let mut this = Self { config, tensors: HashMap::new() };
+        let (vocab, hidden, tied_head) = (config.vocab, config.hidden, config.tied_head);
+        let mut this = Self { config, tensors: HashMap::new(), dtypes: HashMap::new() };
         let mut noise = Noise(77);
-        let (vocab, hidden) = (this.config.vocab, this.config.hidden);
-        this.add(TensorRole::TokenEmbedding, vocab, hidden, 1.0, &mut noise);
-        this.add(TensorRole::OutputNorm, 1, hidden, 1.0, &mut noise);
-        this.add(TensorRole::Output, vocab, hidden, 0.4, &mut noise);
+        this.add(TensorRole::TokenEmbedding, vocab, hidden, 1.0, &mut noise, &dtype);
+        this.add(TensorRole::OutputNorm, 1, hidden, 1.0, &mut noise, &dtype);
+        if !tied_head {
+            this.add(TensorRole::Output, vocab, hidden, 0.4, &mut noise, &dtype);
+        }
         for index in 0..this.config.layers {
             for part in LayerPart::ALL {
                 if let Some((rows, cols)) = part.shape(&this.config) {
                     // Weights of this size keep activations of order one.
                     let size = if rows == 1 { 1.0 } else { 1.7 / (cols as f32).sqrt() };
-                    this.add(TensorRole::layer(index, part), rows, cols, size, &mut noise);
+                    this.add(TensorRole::layer(index, part), rows, cols, size, &mut noise, &dtype);
                 }
             }
         }
         this
     }
 
-    fn add(&mut self, role: TensorRole, rows: usize, cols: usize, size: f32, noise: &mut Noise) {
-        let values: Vec<f32> = (0..rows * cols).map(|_| noise.value() * size).collect();
-        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    fn add(
+        &mut self,
+        role: TensorRole,
+        rows: usize,
+        cols: usize,
+        size: f32,
+        noise: &mut Noise,
+        dtype: impl Fn(TensorRole) -> DType,
+    ) {
+        let drawn: Vec<f32> = (0..rows * cols).map(|_| noise.value() * size).collect();
+        let dtype = if rows == 1 { DType::F32 } else { dtype(role) };
+        let bytes = quantise(dtype, &drawn);
+        let mut values = vec![0f32; rows * cols];
+        dequantise_row(dtype, &bytes, &mut values).expect("whole blocks");
+        self.dtypes.insert(role, dtype);
         self.tensors.insert(role, (rows, cols, values, bytes));
     }
 
     pub fn view(&self, role: TensorRole) -> Option<TensorView<'_>> {
         let (rows, cols, _, bytes) = self.tensors.get(&role)?;
-        Some(TensorView { dtype: DType::F32, rows: *rows, cols: *cols, bytes })
+        Some(TensorView { dtype: self.dtypes[&role], rows: *rows, cols: *cols, bytes })
     }
 
     pub fn load(&self, threads: usize, tier: Tier) -> Arc<CpuModel> {

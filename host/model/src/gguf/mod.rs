@@ -3,6 +3,7 @@
 //! Strings, arrays and tensor data stay in the mapped file; the index holds ranges, so memory is bounded by a small multiple of the file's
 //! own size whatever its counts claim. Every offset, length and product is checked before use; the first fault refuses the file.
 
+pub mod quantise;
 mod read;
 pub mod tiny;
 pub mod write;
@@ -40,16 +41,16 @@ impl GgufType {
             1 => return Self::Supported(DType::F16),
             2 => return Self::Supported(DType::Q4_0),
             3 => return Self::Supported(DType::Q4_1),
+            6 => return Self::Supported(DType::Q5_0),
+            7 => return Self::Supported(DType::Q5_1),
             8 => return Self::Supported(DType::Q8_0),
+            12 => return Self::Supported(DType::Q4K),
+            13 => return Self::Supported(DType::Q5K),
+            14 => return Self::Supported(DType::Q6K),
             30 => return Self::Supported(DType::Bf16),
-            6 => "Q5_0",
-            7 => "Q5_1",
             9 => "Q8_1",
             10 => "Q2_K",
             11 => "Q3_K",
-            12 => "Q4_K",
-            13 => "Q5_K",
-            14 => "Q6_K",
             15 => "Q8_K",
             16 => "IQ2_XXS",
             17 => "IQ2_XS",
@@ -80,7 +81,12 @@ impl GgufType {
             DType::F16 => 1,
             DType::Q4_0 => 2,
             DType::Q4_1 => 3,
+            DType::Q5_0 => 6,
+            DType::Q5_1 => 7,
             DType::Q8_0 => 8,
+            DType::Q4K => 12,
+            DType::Q5K => 13,
+            DType::Q6K => 14,
             DType::Bf16 => 30,
         }
     }

@@ -1,6 +1,7 @@
 //! A complete Llama model of a few kilobytes: seeded weights, byte-level tokenizer, ChatML template. For tests of loaders and executors.
 
-use super::write::{GgufWriter, MetaValue, quantise};
+use super::quantise::quantise;
+use super::write::{GgufWriter, MetaValue};
 use crate::dtype::DType;
 
 /// Shape of a generated model.

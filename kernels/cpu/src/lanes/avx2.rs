@@ -57,6 +57,23 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> Self::F {
+        // SAFETY: the features are present and sixteen bytes are readable, by the trait's contract.
+        unsafe {
+            let bytes = _mm_loadu_si128(p.cast());
+            let (low, high) = (_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes)));
+            Pair(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_signed(p: *const i8) -> Self::I {
+        // SAFETY: the features are present and sixteen bytes are readable, by the trait's contract.
+        unsafe {
+            let bytes = _mm_loadu_si128(p.cast());
+            Pair(_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes)))
+        }
+    }
+    #[inline(always)]
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe { Pair(_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1)) }
@@ -179,6 +196,11 @@ impl Lanes for Avx2 {
         unsafe { Pair(_mm256_sub_epi32(a.0, b.0), _mm256_sub_epi32(a.1, b.1)) }
     }
     #[inline(always)]
+    unsafe fn mul_int(a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { Pair(_mm256_mullo_epi32(a.0, b.0), _mm256_mullo_epi32(a.1, b.1)) }
+    }
+    #[inline(always)]
     unsafe fn div128(a: Self::I) -> Self::I {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe { Pair(_mm256_srai_epi32::<7>(a.0), _mm256_srai_epi32::<7>(a.1)) }
@@ -202,6 +224,11 @@ impl Lanes for Avx2 {
         unsafe { Pair(_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())) }
     }
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: the features are present; a prefetch of any address has no effect that a program could see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn low_nibbles(w: Self::W) -> Self::W {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe {
@@ -217,6 +244,51 @@ impl Lanes for Avx2 {
             Pair(
                 _mm256_and_si256(_mm256_srli_epi16::<4>(w.0), mask),
                 _mm256_and_si256(_mm256_srli_epi16::<4>(w.1), mask),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_fifth_bits(w: Self::W, p: *const u8) -> Self::W {
+        // SAFETY: the features are present and eight bytes are readable, by the trait's contract.
+        unsafe {
+            let words = p.cast::<[i32; 2]>().read_unaligned();
+            // Byte i of the result looks at bit i % 8 of byte i / 8; the shuffle stays inside each half, whose bytes 0..4 are the word's.
+            let spread = _mm256_setr_epi8(
+                0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3,
+            );
+            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+            let sixteen = _mm256_set1_epi8(16);
+            let fifth = |word: i32| {
+                let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(word), spread);
+                _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit), sixteen)
+            };
+            Pair(_mm256_or_si256(w.0, fifth(words[0])), _mm256_or_si256(w.1, fifth(words[1])))
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_upper_bits(w: Self::W, upper: Self::W, j: usize) -> Self::W {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let mask = _mm256_set1_epi8(0x30);
+            // Bits 2 j move to bits 4; the mask drops what crosses from a neighbour.
+            let (low, high) = match j {
+                0 => (_mm256_slli_epi16::<4>(upper.0), _mm256_slli_epi16::<4>(upper.1)),
+                1 => (_mm256_slli_epi16::<2>(upper.0), _mm256_slli_epi16::<2>(upper.1)),
+                2 => (upper.0, upper.1),
+                _ => (_mm256_srli_epi16::<2>(upper.0), _mm256_srli_epi16::<2>(upper.1)),
+            };
+            Pair(_mm256_or_si256(w.0, _mm256_and_si256(low, mask)), _mm256_or_si256(w.1, _mm256_and_si256(high, mask)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn small_dot(sum: Self::I, w: Self::W, x: i32) -> Self::I {
+        // Two products of at most 63 * 127 = 8,001 fit i16, so the byte multiply-add does not saturate.
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let (x, ones) = (_mm256_set1_epi32(x), _mm256_set1_epi16(1));
+            Pair(
+                _mm256_add_epi32(sum.0, _mm256_madd_epi16(_mm256_maddubs_epi16(w.0, x), ones)),
+                _mm256_add_epi32(sum.1, _mm256_madd_epi16(_mm256_maddubs_epi16(w.1, x), ones)),
             )
         }
     }

@@ -47,6 +47,16 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> Self::F {
+        // SAFETY: the features are present and sixteen bytes are readable, by the trait's contract.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_signed(p: *const i8) -> Self::I {
+        // SAFETY: the features are present and sixteen bytes are readable, by the trait's contract.
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe { _mm512_add_ps(a, b) }
@@ -138,6 +148,11 @@ impl Lanes for Avx512 {
         unsafe { _mm512_sub_epi32(a, b) }
     }
     #[inline(always)]
+    unsafe fn mul_int(a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_mullo_epi32(a, b) }
+    }
+    #[inline(always)]
     unsafe fn div128(a: Self::I) -> Self::I {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe { _mm512_srai_epi32::<7>(a) }
@@ -158,6 +173,11 @@ impl Lanes for Avx512 {
         unsafe { _mm512_loadu_si512(p.cast()) }
     }
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: the features are present; a prefetch of any address has no effect that a program could see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn low_nibbles(w: Self::W) -> Self::W {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe { _mm512_and_si512(w, _mm512_set1_epi8(15)) }
@@ -166,6 +186,33 @@ impl Lanes for Avx512 {
     unsafe fn high_nibbles(w: Self::W) -> Self::W {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(w), _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    unsafe fn add_fifth_bits(w: Self::W, p: *const u8) -> Self::W {
+        // SAFETY: the features are present and eight bytes are readable, by the trait's contract.
+        unsafe {
+            let bits = p.cast::<u64>().read_unaligned();
+            _mm512_mask_add_epi8(w, bits, w, _mm512_set1_epi8(16))
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_upper_bits(w: Self::W, upper: Self::W, j: usize) -> Self::W {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            // Bits 2 j move to bits 4; the mask drops what crosses from a neighbour.
+            let moved = match j {
+                0 => _mm512_slli_epi16::<4>(upper),
+                1 => _mm512_slli_epi16::<2>(upper),
+                2 => upper,
+                _ => _mm512_srli_epi16::<2>(upper),
+            };
+            _mm512_or_si512(w, _mm512_and_si512(moved, _mm512_set1_epi8(0x30)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn small_dot(sum: Self::I, w: Self::W, x: i32) -> Self::I {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x)) }
     }
     #[inline(always)]
     unsafe fn nibble_start() -> Self::N {

@@ -43,6 +43,10 @@ pub(crate) trait Lanes {
     unsafe fn load_f16(p: *const u16) -> Self::F;
     /// Sixteen pairs of bfloat16: the first of each pair, and the second, widened exactly.
     unsafe fn load_bf16_pairs(p: *const u16) -> (Self::F, Self::F);
+    /// Sixteen unsigned bytes, as floats.
+    unsafe fn load_bytes(p: *const u8) -> Self::F;
+    /// Sixteen signed bytes, widened.
+    unsafe fn load_signed(p: *const i8) -> Self::I;
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
@@ -74,15 +78,25 @@ pub(crate) trait Lanes {
     unsafe fn join_planes(high: Self::I, low: Self::I) -> Self::I;
     unsafe fn add_int(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn sub_int(a: Self::I, b: Self::I) -> Self::I;
+    /// `a * b`, which the caller keeps inside i32.
+    unsafe fn mul_int(a: Self::I, b: Self::I) -> Self::I;
     /// `a >> 7`, rounding down.
     unsafe fn div128(a: Self::I) -> Self::I;
     unsafe fn store_int(p: *mut i32, x: Self::I);
 
     unsafe fn load_weights(p: *const u8) -> Self::W;
+    /// Asks for the cache line of `p`, which may be any address.
+    unsafe fn prefetch(p: *const u8);
     /// The low nibble of each byte.
     unsafe fn low_nibbles(w: Self::W) -> Self::W;
     /// The high nibble of each byte.
     unsafe fn high_nibbles(w: Self::W) -> Self::W;
+    /// Adds 16 to each byte whose bit is set in the 64 bits at `p`; the bytes are below 16.
+    unsafe fn add_fifth_bits(w: Self::W, p: *const u8) -> Self::W;
+    /// Adds 16 times bits `2 j` and `2 j + 1` of each byte of `upper`; the bytes of `w` are below 16 and `j` below 4.
+    unsafe fn add_upper_bits(w: Self::W, upper: Self::W, j: usize) -> Self::W;
+    /// Adds, per column, four products of weights 0..=63 with the four i8 in `x` (each in -127..=127).
+    unsafe fn small_dot(sum: Self::I, w: Self::W, x: i32) -> Self::I;
     /// An empty sum of nibble products.
     unsafe fn nibble_start() -> Self::N;
     /// Adds, per column, four products of weights 0..=15 with the four i8 in `x` (each in -127..=127). At most eight calls per sum.

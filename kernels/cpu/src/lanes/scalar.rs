@@ -56,6 +56,16 @@ impl Lanes for Scalar {
         (pairs.map(|pair| bf16_to_f32(pair[0])), pairs.map(|pair| bf16_to_f32(pair[1])))
     }
     #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> Self::F {
+        // SAFETY: sixteen bytes are readable, by the trait's contract.
+        unsafe { p.cast::<[u8; LANES]>().read() }.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn load_signed(p: *const i8) -> Self::I {
+        // SAFETY: sixteen bytes are readable, by the trait's contract.
+        unsafe { p.cast::<[i8; LANES]>().read() }.map(i32::from)
+    }
+    #[inline(always)]
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
         map2(a, b, |a, b| a + b)
     }
@@ -147,6 +157,14 @@ impl Lanes for Scalar {
         out
     }
     #[inline(always)]
+    unsafe fn mul_int(a: Self::I, b: Self::I) -> Self::I {
+        let mut out = a;
+        for (o, b) in out.iter_mut().zip(b) {
+            *o = o.wrapping_mul(b);
+        }
+        out
+    }
+    #[inline(always)]
     unsafe fn div128(a: Self::I) -> Self::I {
         a.map(|a| a >> 7)
     }
@@ -169,12 +187,37 @@ impl Lanes for Scalar {
         unsafe { p.cast::<[u8; 64]>().read_unaligned() }
     }
     #[inline(always)]
+    unsafe fn prefetch(_p: *const u8) {}
+    #[inline(always)]
     unsafe fn low_nibbles(w: Self::W) -> Self::W {
         w.map(|b| b & 15)
     }
     #[inline(always)]
     unsafe fn high_nibbles(w: Self::W) -> Self::W {
         w.map(|b| b >> 4)
+    }
+    #[inline(always)]
+    unsafe fn add_fifth_bits(w: Self::W, p: *const u8) -> Self::W {
+        // SAFETY: eight bytes are readable, by the trait's contract.
+        let bits = u64::from_le_bytes(unsafe { p.cast::<[u8; 8]>().read() });
+        let mut out = w;
+        for (i, byte) in out.iter_mut().enumerate() {
+            *byte += (bits >> i & 1) as u8 * 16;
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn add_upper_bits(w: Self::W, upper: Self::W, j: usize) -> Self::W {
+        let mut out = w;
+        for (byte, upper) in out.iter_mut().zip(upper) {
+            *byte += (upper >> (2 * j) & 3) * 16;
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn small_dot(sum: Self::I, w: Self::W, x: i32) -> Self::I {
+        // SAFETY: the trait's contract is the same, but for the range of the weights, which does not matter here.
+        unsafe { Self::nibble_dot(sum, w, x) }
     }
     #[inline(always)]
     unsafe fn nibble_start() -> Self::N {

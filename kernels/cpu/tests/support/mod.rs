@@ -1,6 +1,8 @@
 //! What the kernel tests share: seeded inputs, the error measure, and the list of tiers.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod weights;
+
 use penstock_kernels_cpu::Tier;
 
 /// A seeded stream of numbers (SplitMix64).

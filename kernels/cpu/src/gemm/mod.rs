@@ -1,18 +1,26 @@
 //! The matrix product: integer activations by packed weights, with f32 results.
 //!
 //! # The number an output gets
-//! For each block of 32 in ascending order: s = the exact integer sum of activation * weight quants (the weight's offset included), then
-//! `acc = fma(scale_w * scale_a, s, acc)` and, for Q4_1, `acc = fma(minimum, scale_a * sum_a, acc)`. Nothing else enters: neither the row
-//! count, nor the panel the row sits in, nor the thread, nor the tier. With [`Store::Add`] the finished sum is added to the value there.
+//! For each block of 32 in ascending order: s = the exact integer sum of activation * weight quants (the weight's offset included, and for
+//! Q6_K the integer factor of each half), then `acc = fma(scale_w * scale_a, s, acc)` and, for formats with minima,
+//! `acc = fma(minimum, scale_a * sum_a, acc)`. In K formats scale_w and minimum are exact products of a half and a byte. Nothing else
+//! enters: neither the row count, nor the panel the row sits in, nor the thread, nor the tier. With [`Store::Add`] the finished sum is
+//! added to the value there.
+//!
+//! No sum leaves i32: at 15 bits a block of Q6_K reaches 2 * 16 * 32 * 16,256 * 128 = 2,130,706,432, which is the most of all formats.
 //!
 //! # Work split
 //! Over tiles of sixteen outputs, never over K and never over rows, so weights are read once per step by one thread each.
+
+mod blocks;
+
+use blocks::{BlockTotals, block_sums};
 
 use crate::activation::{Activations, Precision, panel, panel_count};
 use crate::lanes::{LANES, Lanes, kernel};
 use crate::pool::{Session, SharedMut, TaskPanicked};
 use crate::tier::Tier;
-use crate::weights::{BLOCK, PackedFormat, PackedMatrix};
+use crate::weights::{BLOCK, PackedFormat, PackedMatrix, SUPER_BLOCK, Scales};
 
 /// What happens to the value already in the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +39,10 @@ pub struct Part<'a> {
     /// First output column.
     pub column: usize,
 }
+
+/// How far ahead of their use weights are asked for: about the latency of memory at the rate of one row, in bytes. The tiles of a matrix
+/// follow each other, so this also reaches into the next ones.
+const AHEAD_BYTES: usize = 4096;
 
 /// Rows per pass over a tile: the activations of a pass stay in the second-level cache while the tiles stream by.
 const PASS_PANELS: usize = 32;
@@ -115,26 +127,41 @@ kernel!(
 
 #[inline(always)]
 unsafe fn multiply_tile_body<L: Lanes>(task: &TileTask<'_>, first: usize, end: usize) {
+    use PackedFormat::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     // SAFETY: the contract is passed on.
     unsafe {
-        use Precision::{Int8, Int15};
-        match (task.part.matrix.format(), task.activations.precision()) {
-            (PackedFormat::Q4_0, Int8) => tile_of_format::<L, Q4_0, 1>(task, first, end),
-            (PackedFormat::Q4_1, Int8) => tile_of_format::<L, Q4_1, 1>(task, first, end),
-            (PackedFormat::Q8_0, Int8) => tile_of_format::<L, Q8_0, 1>(task, first, end),
-            (PackedFormat::Q4_0, Int15) => tile_of_format::<L, Q4_0, 2>(task, first, end),
-            (PackedFormat::Q4_1, Int15) => tile_of_format::<L, Q4_1, 2>(task, first, end),
-            (PackedFormat::Q8_0, Int15) => tile_of_format::<L, Q8_0, 2>(task, first, end),
+        match task.part.matrix.format() {
+            Q4_0 => tile_of_format::<L, 4, PLAIN>(task, first, end),
+            Q4_1 => tile_of_format::<L, 4, MINIMUM>(task, first, end),
+            Q5_0 => tile_of_format::<L, 5, PLAIN>(task, first, end),
+            Q5_1 => tile_of_format::<L, 5, MINIMUM>(task, first, end),
+            Q8_0 => tile_of_format::<L, 8, PLAIN>(task, first, end),
+            Q4K => tile_of_format::<L, 4, SUPER>(task, first, end),
+            Q5K => tile_of_format::<L, 5, SUPER>(task, first, end),
+            Q6K => tile_of_format::<L, 6, SUPER_HALVES>(task, first, end),
         }
     }
 }
 
-const Q4_0: u8 = 0;
-const Q4_1: u8 = 1;
-const Q8_0: u8 = 2;
+// `Scales` as constants that a kernel can be compiled for.
+const PLAIN: u8 = Scales::Plain as u8;
+const MINIMUM: u8 = Scales::Minimum as u8;
+const SUPER: u8 = Scales::Super as u8;
+const SUPER_HALVES: u8 = Scales::SuperHalves as u8;
 
 #[inline(always)]
-unsafe fn tile_of_format<L: Lanes, const FORMAT: u8, const PLANES: usize>(
+unsafe fn tile_of_format<L: Lanes, const BITS: usize, const SCALES: u8>(task: &TileTask<'_>, first: usize, end: usize) {
+    // SAFETY: the contract is passed on.
+    unsafe {
+        match task.activations.precision() {
+            Precision::Int8 => tile_of_precision::<L, BITS, SCALES, 1>(task, first, end),
+            Precision::Int15 => tile_of_precision::<L, BITS, SCALES, 2>(task, first, end),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn tile_of_precision<L: Lanes, const BITS: usize, const SCALES: u8, const PLANES: usize>(
     task: &TileTask<'_>,
     first: usize,
     end: usize,
@@ -151,16 +178,17 @@ unsafe fn tile_of_format<L: Lanes, const FORMAT: u8, const PLANES: usize>(
                 scales: task.activations.scales.as_ptr().add(panel.first * blocks),
                 scaled_sums: task.activations.scaled_sums.as_ptr().add(panel.first * blocks),
                 sums: task.activations.sums.as_ptr().add(panel.first * blocks),
+                half_sums: task.activations.half_sums.as_ptr().add(panel.first * blocks),
             };
             match panel.rows {
-                8 if L::GEMM_ROWS == 8 => pass::<L, FORMAT, PLANES, 8, 8>(task, source, 0, panel.first),
+                8 if L::GEMM_ROWS == 8 => pass::<L, BITS, SCALES, PLANES, 8, 8>(task, source, 0, panel.first),
                 8 => {
-                    pass::<L, FORMAT, PLANES, 8, 4>(task, source, 0, panel.first);
-                    pass::<L, FORMAT, PLANES, 8, 4>(task, source, 4, panel.first);
+                    pass::<L, BITS, SCALES, PLANES, 8, 4>(task, source, 0, panel.first);
+                    pass::<L, BITS, SCALES, PLANES, 8, 4>(task, source, 4, panel.first);
                 }
-                4 => pass::<L, FORMAT, PLANES, 4, 4>(task, source, 0, panel.first),
-                2 => pass::<L, FORMAT, PLANES, 2, 2>(task, source, 0, panel.first),
-                _ => pass::<L, FORMAT, PLANES, 1, 1>(task, source, 0, panel.first),
+                4 => pass::<L, BITS, SCALES, PLANES, 4, 4>(task, source, 0, panel.first),
+                2 => pass::<L, BITS, SCALES, PLANES, 2, 2>(task, source, 0, panel.first),
+                _ => pass::<L, BITS, SCALES, PLANES, 1, 1>(task, source, 0, panel.first),
             }
         }
     }
@@ -173,121 +201,77 @@ struct PanelSource {
     scales: *const f32,
     scaled_sums: *const f32,
     sums: *const i32,
+    half_sums: *const i32,
+}
+
+impl PanelSource {
+    #[inline(always)]
+    fn at(&self, block_at: usize) -> BlockTotals {
+        BlockTotals { whole: self.sums.wrapping_add(block_at), first_half: self.half_sums.wrapping_add(block_at) }
+    }
 }
 
 /// `R` rows of a panel of `P` rows, from `row` on, by one tile. `first` is the number of the panel's first row among all rows.
 #[inline(always)]
-unsafe fn pass<L: Lanes, const FORMAT: u8, const PLANES: usize, const P: usize, const R: usize>(
+unsafe fn pass<L: Lanes, const BITS: usize, const SCALES: u8, const PLANES: usize, const P: usize, const R: usize>(
     task: &TileTask<'_>,
     source: PanelSource,
     row: usize,
     first: usize,
 ) {
+    let in_super_blocks = SCALES == SUPER || SCALES == SUPER_HALVES;
+    let blocks_per_half = if in_super_blocks { SUPER_BLOCK / BLOCK } else { 1 };
     // SAFETY: the caller vouches for the panel, the tile and the output; offsets stay inside by the layouts in `weights` and `activation`.
     unsafe {
         let matrix = task.part.matrix;
-        let blocks = matrix.k() / BLOCK;
-        let quant_bytes = matrix.format().quant_bytes();
+        let layout = matrix.layout();
         let mut quants = matrix.tile_ptr(task.tile);
-        let mut scales = quants.add(blocks * quant_bytes).cast::<u16>();
-        let mut minima = scales.add(blocks * LANES);
+        let mut scales = quants.wrapping_add(layout.scales).cast::<u16>();
+        let mut minima = quants.wrapping_add(layout.minima).cast::<u16>();
+        let mut factors = quants.wrapping_add(layout.factors);
         let mut x = source.quants.add(row * 4);
         let mut block_at = row;
+        let mut ahead = quants.wrapping_add(AHEAD_BYTES);
         let mut acc = [L::splat(0.0); R];
-        for _ in 0..blocks {
-            let sums = if FORMAT == Q8_0 {
-                block_of_bytes::<L, PLANES, P, R>(quants, x, source.sums.add(block_at))
-            } else {
-                let bias = if FORMAT == Q4_0 { -8 } else { 0 };
-                block_of_nibbles::<L, PLANES, P, R>(quants, x, source.sums.add(block_at), bias)
-            };
-            let scale = L::load_f16(scales);
-            for r in 0..R {
-                let scale = L::mul(scale, L::splat(source.scales.add(block_at + r).read()));
-                acc[r] = L::fma(scale, L::to_float(sums[r]), acc[r]);
-            }
-            if FORMAT == Q4_1 {
-                let minimum = L::load_f16(minima);
-                for r in 0..R {
-                    acc[r] = L::fma(minimum, L::splat(source.scaled_sums.add(block_at + r).read()), acc[r]);
+        for _ in 0..matrix.k() / BLOCK / blocks_per_half {
+            let half = L::load_f16(scales);
+            let half_minimum = if SCALES == MINIMUM || SCALES == SUPER { L::load_f16(minima) } else { half };
+            for _ in 0..blocks_per_half {
+                if first == 0 && row == 0 {
+                    // Only the first rows meet weights that are not in a cache yet.
+                    for line in 0..layout.block_lines {
+                        L::prefetch(ahead.wrapping_add(line * 64));
+                    }
+                    ahead = ahead.wrapping_add(layout.block_lines * 64);
                 }
-                minima = minima.wrapping_add(LANES);
+                let sums = block_sums::<L, BITS, SCALES, PLANES, P, R>(quants, factors, x, source.at(block_at));
+                let scale = if SCALES == SUPER { L::mul(half, L::load_bytes(factors)) } else { half };
+                for r in 0..R {
+                    let scale = L::mul(scale, L::splat(source.scales.add(block_at + r).read()));
+                    acc[r] = L::fma(scale, L::to_float(sums[r]), acc[r]);
+                }
+                if SCALES == MINIMUM || SCALES == SUPER {
+                    let minimum = if SCALES == SUPER {
+                        L::mul(half_minimum, L::load_bytes(factors.wrapping_add(LANES)))
+                    } else {
+                        half_minimum
+                    };
+                    for r in 0..R {
+                        acc[r] = L::fma(minimum, L::splat(source.scaled_sums.add(block_at + r).read()), acc[r]);
+                    }
+                }
+                quants = quants.wrapping_add(BLOCK * LANES * BITS / 8);
+                factors = factors.wrapping_add(2 * LANES);
+                x = x.wrapping_add(BLOCK * PLANES * P);
+                block_at += P;
             }
-            quants = quants.wrapping_add(quant_bytes);
             scales = scales.wrapping_add(LANES);
-            x = x.wrapping_add(BLOCK * PLANES * P);
-            block_at += P;
+            minima = minima.wrapping_add(LANES);
         }
         let columns = (matrix.n() - task.tile * LANES).min(LANES);
         for r in 0..R {
             put::<L>(task.to.add((first + row + r) * task.stride), acc[r], columns, task.store);
         }
-    }
-}
-
-#[inline(always)]
-unsafe fn block_of_nibbles<L: Lanes, const PLANES: usize, const P: usize, const R: usize>(
-    quants: *const u8,
-    x: *const i8,
-    totals: *const i32,
-    bias: i32,
-) -> [L::I; R] {
-    // SAFETY: the caller vouches for one block of weights and of activations.
-    unsafe {
-        let mut sums = [[L::nibble_start(); R]; PLANES];
-        for group in 0..4 {
-            let bytes = L::load_weights(quants.add(group * 64));
-            let (low, high) = (L::low_nibbles(bytes), L::high_nibbles(bytes));
-            for plane in 0..PLANES {
-                let first = x.add((group * PLANES + plane) * 4 * P);
-                let second = x.add(((group + 4) * PLANES + plane) * 4 * P);
-                for r in 0..R {
-                    let sum = L::nibble_dot(sums[plane][r], low, first.add(r * 4).cast::<i32>().read_unaligned());
-                    sums[plane][r] = L::nibble_dot(sum, high, second.add(r * 4).cast::<i32>().read_unaligned());
-                }
-            }
-        }
-        let mut out = [L::splat_int(0); R];
-        for r in 0..R {
-            let bias = if bias == 0 { 0 } else { totals.add(r).read().wrapping_mul(bias) };
-            out[r] = L::nibble_finish(sums[PLANES - 1][r], bias);
-            if PLANES == 2 {
-                out[r] = L::join_planes(L::nibble_finish(sums[0][r], 0), out[r]);
-            }
-        }
-        out
-    }
-}
-
-#[inline(always)]
-unsafe fn block_of_bytes<L: Lanes, const PLANES: usize, const P: usize, const R: usize>(
-    quants: *const u8,
-    x: *const i8,
-    totals: *const i32,
-) -> [L::I; R] {
-    // SAFETY: the caller vouches for one block of weights and of activations.
-    unsafe {
-        let mut sums = [[L::byte_start(0); R]; PLANES];
-        for r in 0..R {
-            // The offset of the weights meets the total of both planes, in the low one.
-            sums[PLANES - 1][r] = L::byte_start(totals.add(r).read());
-        }
-        for group in 0..8 {
-            let bytes = L::load_weights(quants.add(group * 64));
-            for plane in 0..PLANES {
-                let x = x.add((group * PLANES + plane) * 4 * P);
-                for r in 0..R {
-                    sums[plane][r] = L::byte_dot(sums[plane][r], bytes, x.add(r * 4).cast::<i32>().read_unaligned());
-                }
-            }
-        }
-        let mut out = sums[PLANES - 1];
-        if PLANES == 2 {
-            for r in 0..R {
-                out[r] = L::join_planes(sums[0][r], out[r]);
-            }
-        }
-        out
     }
 }
 

@@ -1,0 +1,86 @@
+//! What this machine can do at most: the two rates that figures of kernels are held against.
+
+use crate::lanes::{Lanes, kernel};
+use crate::tier::Tier;
+
+/// Independent sums: enough to hide an integer product's latency on every tier, few enough for sixteen registers.
+const CHAINS: usize = 8;
+
+kernel!(
+    /// Folds `len` bytes, a multiple of 512, into one number.
+    fn fold(bytes: *const u8, len: usize) -> i32 = fold_body
+);
+
+#[inline(always)]
+unsafe fn fold_body<L: Lanes>(bytes: *const u8, len: usize) -> i32 {
+    // SAFETY: the caller vouches for the bytes and the tier.
+    unsafe {
+        let mut sums = [L::splat_int(0); CHAINS];
+        for at in (0..len).step_by(CHAINS * 64) {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum = L::small_dot(*sum, L::low_nibbles(L::load_weights(bytes.add(at + i * 64))), 0x0101_0101);
+            }
+        }
+        sums.into_iter().map(|sum| L::reduce_sum_int(sum)).fold(0, i32::wrapping_add)
+    }
+}
+
+kernel!(
+    /// Makes `turns * CHAINS` integer products of 64 bytes each, from registers.
+    fn products(turns: usize, seed: i32) -> i32 = products_body
+);
+
+#[inline(always)]
+unsafe fn products_body<L: Lanes>(turns: usize, seed: i32) -> i32 {
+    // SAFETY: arithmetic only; the caller vouches for the tier.
+    unsafe {
+        let weights = L::load_weights([3u8; 64].as_ptr());
+        let mut sums = [L::splat_int(0); CHAINS];
+        for turn in 0..turns {
+            let x = seed ^ (turn as i32 & 0x0707_0707);
+            for sum in &mut sums {
+                *sum = L::small_dot(*sum, weights, x);
+            }
+        }
+        sums.into_iter().map(|sum| L::reduce_sum_int(sum)).fold(0, i32::wrapping_add)
+    }
+}
+
+/// Reads all of `bytes` (whole groups of 512) once, doing next to nothing with them; returns a number that depends on each.
+///
+/// # Panics
+/// When the tier is not supported.
+pub fn read(tier: Tier, bytes: &[u8]) -> i32 {
+    assert!(tier.is_supported(), "tier {tier} is not supported here");
+    // SAFETY: the tier was checked; the length is cut to whole groups inside the slice.
+    unsafe { fold(tier, bytes.as_ptr(), bytes.len() / (CHAINS * 64) * CHAINS * 64) }
+}
+
+/// Multiplies and adds without reading memory; returns the operations done (an integer product and its addition are two) and a number that
+/// depends on all of them.
+///
+/// # Panics
+/// When the tier is not supported.
+pub fn multiply(tier: Tier, turns: usize) -> (u64, i32) {
+    assert!(tier.is_supported(), "tier {tier} is not supported here");
+    // SAFETY: the tier was checked.
+    let result = unsafe { products(tier, turns, 0x0102_0304) };
+    ((turns * CHAINS * 64 * 2) as u64, result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_and_every_product_counts() {
+        for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
+            let mut bytes = vec![1u8; 1024];
+            assert_eq!(read(tier, &bytes), 1024, "{tier}");
+            bytes[777] = 5;
+            assert_eq!(read(tier, &bytes), 1028, "{tier}");
+            // One turn at x = 4, 3, 2, 1 by weights of 3: 30 a column, sixteen columns, eight sums.
+            assert_eq!(multiply(tier, 1), (1024, 30 * 16 * 8), "{tier}");
+        }
+    }
+}
