@@ -34,7 +34,10 @@ pub trait Policy {
     }
 
     /// Takes saved state. On an error it is as new.
-    fn restore(&mut self, _info: &RestoreInfo, state: &[u8]) -> Result<Kept, RestoreError> {
+    fn restore(&mut self, info: &RestoreInfo, state: &[u8]) -> Result<Kept, RestoreError> {
+        if info.schema != self.terms().state_schema {
+            return Err(RestoreError::UnknownSchema);
+        }
         if state.is_empty() { Ok(Kept::Kept) } else { Err(RestoreError::Damaged) }
     }
 }

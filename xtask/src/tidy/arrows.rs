@@ -23,6 +23,8 @@ const ROOMS: &[Room] = &[
     Room { name: "model", uses: LAYERS_0_TO_2, pure_with: None },
     Room { name: "exec", uses: LAYERS_0_TO_2, pure_with: None },
     Room { name: "policy-wasm", uses: &["base", "policy-api"], pure_with: None },
+    // The guests' side of the wall, judged from the host's.
+    Room { name: "conformance", uses: &["base", "policy-api", "policy-wasm", "policy-harness"], pure_with: None },
     Room { name: "kernels-cpu", uses: &[], pure_with: None },
     Room {
         name: "exec-cpu",

@@ -75,8 +75,24 @@ impl OverlapLoad {
         replicas: &Matrix,
         ranked: &mut Vec<u32>,
     ) {
+        self.rank_best(request, context, replicas, usize::MAX, ranked);
+    }
+
+    /// Ranks the best `most` rows. Those beyond are not put in order, which is most of the work where there are many.
+    fn rank_best(
+        &mut self,
+        request: &RequestRecord,
+        context: Context<'_>,
+        replicas: &Matrix,
+        most: usize,
+        ranked: &mut Vec<u32>,
+    ) {
         self.keys.clear();
         self.keys.extend((0..replicas.rows()).map(|row| key(request, context, replicas, row)));
+        if self.keys.len() > most {
+            self.keys.select_nth_unstable(most);
+            self.keys.truncate(most);
+        }
         self.keys.sort_unstable();
         ranked.clear();
         ranked.extend(self.keys.iter().map(|key| key.5));
@@ -120,8 +136,7 @@ impl RoutingPolicy for OverlapLoad {
     }
 
     fn decide(&mut self, _call: &Call, asked: &RoutingQuestion<'_>, ranked: &mut Vec<u32>) -> Answer<Placement> {
-        self.rank(asked.request, asked.context, asked.replicas, ranked);
-        ranked.truncate(RANKED_MAX);
+        self.rank_best(asked.request, asked.context, asked.replicas, RANKED_MAX, ranked);
         Answer::Proposal(Placement::Place { wait_us: 0, colocate: false })
     }
 }

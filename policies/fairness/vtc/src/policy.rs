@@ -5,6 +5,7 @@
 //! charged at dispatch and settled on what was computed, and output charged as it is delivered.
 
 mod counters;
+mod lowest;
 mod turns;
 mod victims;
 

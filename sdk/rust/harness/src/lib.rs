@@ -9,4 +9,4 @@ mod run;
 mod supply;
 
 pub use case::{Case, CaseError, CaseFile};
-pub use run::{Subject, check, check_folder, transcript};
+pub use run::{Answered, Subject, answers, check, check_folder, transcript};

@@ -1,11 +1,11 @@
 //! How much has every flow been served? Weighted tokens, in thousandths, with idle time not banked.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 
 use penstock_policy_sdk::{DecodeError, Fact, Reader, RestoreInfo, Sat, Told, Writer, host, state};
 
 use super::Settings;
+use super::lowest::Lowest;
 
 /// Classes there are.
 pub(super) const CLASSES: usize = 8;
@@ -26,6 +26,8 @@ struct Flow {
     class: u8,
     /// Has it something waiting or dispatched?
     is_active: bool,
+    /// Where it stands in the tournaments. Not saved: nothing depends on who stands where.
+    place: u32,
 }
 
 /// What every flow has been served, and when each class had its last turn.
@@ -37,8 +39,11 @@ pub(super) struct Counters {
     left: u64,
     /// When a request of each class was last taken.
     turn_us: [u64; CLASSES],
-    /// Least counters of active flows, some of them out of date; derived, so not saved.
-    least: BinaryHeap<Reverse<(u64, u64)>>,
+    /// The counters of active flows, and those of idle ones. Derived, so not saved.
+    active: Lowest,
+    idle: Lowest,
+    /// Places that nobody has any more.
+    vacant: Vec<u32>,
 }
 
 /// Cost of weighted tokens to a flow of that weight.
@@ -53,30 +58,9 @@ impl Counters {
         self.flows.get(&flow).map(|flow| flow.served)
     }
 
-    /// The least counter of an active flow, other than `but`; that of the last flow to leave when there is none.
-    pub(super) fn least_but(&mut self, but: u64) -> u64 {
-        let mut own = None;
-        let least = loop {
-            let Some(Reverse((served, id))) = self.least.peek().copied() else { break None };
-            let now = self.flows.get(&id).filter(|flow| flow.is_active).map(|flow| flow.served);
-            if now == Some(served) && id != but {
-                break Some(served);
-            }
-            self.least.pop();
-            match now {
-                Some(now) if now != served => self.least.push(Reverse((now, id))),
-                Some(_) => own = Some(Reverse((served, id))),
-                None => {}
-            }
-        };
-        self.least.extend(own);
-        least.unwrap_or(self.left)
-    }
-
-    /// As [`Self::least_but`] without changing the heap.
+    /// The least counter of an active flow; that of the last flow to leave when there is none.
     pub(super) fn least(&self) -> u64 {
-        let active = self.flows.values().filter(|flow| flow.is_active);
-        active.map(|flow| flow.served).min().unwrap_or(self.left)
+        self.active.least().map_or(self.left, |least| least.0)
     }
 
     /// When a request of `class` was last taken.
@@ -93,14 +77,16 @@ impl Counters {
                 if let Some(flow) = self.flows.get_mut(&told.flow_id) {
                     flow.is_active = false;
                     self.left = flow.served;
+                    flow.book(told.flow_id, &mut self.active, &mut self.idle);
                 }
             }
             Told::FlowGone(told) => {
-                self.flows.remove(&told.flow_id);
+                self.forget(told.flow_id);
             }
             Told::Taken(told) => {
                 let class = self.flows.get_mut(&told.flow_id).map(|flow| {
                     flow.served = (Sat(flow.served) + cost(input(told.uncached_tokens), flow.weight_ppm)).0;
+                    flow.book(told.flow_id, &mut self.active, &mut self.idle);
                     flow.class
                 });
                 if let Some(turn) = class.and_then(|class| self.turn_us.get_mut(usize::from(class))) {
@@ -132,62 +118,55 @@ impl Counters {
 
     /// Lift: a flow that comes back starts no lower than the least served of those who stayed.
     fn activate(&mut self, id: u64, class_rank: u64, weight_ppm: u64) {
-        let floor = self.least_but(id);
         let class = class_rank.min(CLASSES as u64 - 1) as u8;
-        let is_new = !self.flows.contains_key(&id);
-        if is_new && self.flows.len() >= FLOWS_MAX {
-            self.forget(floor);
-            if self.flows.len() >= FLOWS_MAX {
-                host::count("flows-not-kept", 1);
-                return;
-            }
+        if let Some(flow) = self.flows.get_mut(&id) {
+            let floor = self.active.least_but(flow.place).map_or(self.left, |least| least.0);
+            *flow = Flow { served: flow.served.max(floor), weight_ppm, class, is_active: true, place: flow.place };
+            flow.book(id, &mut self.active, &mut self.idle);
+            return;
         }
-        let served = self.flows.get(&id).map_or(floor, |flow| flow.served.max(floor));
-        self.flows.insert(id, Flow { served, weight_ppm, class, is_active: true });
-        self.remember(served, id);
+        if self.flows.len() >= FLOWS_MAX && !self.make_room() {
+            host::count("flows-not-kept", 1);
+            return;
+        }
+        let served = self.least();
+        self.keep(id, Flow { served, weight_ppm, class, is_active: true, place: 0 });
     }
 
-    /// Makes room. An idle flow at or below the floor loses nothing by it: it would be lifted there. When that is not enough, idle flows go
-    /// that are nearest to the floor, half of them.
-    fn forget(&mut self, floor: u64) {
-        self.flows.retain(|_, flow| flow.is_active || flow.served > floor);
-        if self.flows.len() < FLOWS_MAX / 4 * 3 {
-            return;
+    /// Gives a flow that is not kept yet a place.
+    fn keep(&mut self, id: u64, mut flow: Flow) {
+        // Places are as many as the most flows there were, so that they number themselves.
+        flow.place = self.vacant.pop().unwrap_or(self.flows.len() as u32);
+        flow.book(id, &mut self.active, &mut self.idle);
+        self.flows.insert(id, flow);
+    }
+
+    /// Forgets the idle flow that was served least. One at or below the floor loses nothing by it: it would be lifted there. Of the others
+    /// it is the one that loses least.
+    fn make_room(&mut self) -> bool {
+        match self.idle.least() {
+            Some((_, id)) => {
+                self.forget(id);
+                true
+            }
+            None => false,
         }
-        let mut idle: Vec<u64> = self.flows.values().filter(|flow| !flow.is_active).map(|flow| flow.served).collect();
-        if idle.is_empty() {
-            return;
+    }
+
+    fn forget(&mut self, id: u64) {
+        if let Some(flow) = self.flows.remove(&id) {
+            self.active.set(flow.place, None);
+            self.idle.set(flow.place, None);
+            self.vacant.push(flow.place);
         }
-        let half = idle.len() / 2;
-        let (_, middle, _) = idle.select_nth_unstable(half);
-        let middle = *middle;
-        self.flows.retain(|_, flow| flow.is_active || flow.served > middle);
     }
 
     /// Adds what `more` says and takes off what `less` says.
     fn change(&mut self, id: u64, more: impl FnOnce(&Flow) -> Sat, less: impl FnOnce(&Flow) -> u64) {
         let Some(flow) = self.flows.get_mut(&id) else { return };
-        let (before, plus, minus) = (flow.served, more(flow), less(flow));
-        flow.served = (Sat(before) + plus - minus).0;
-        // The heap may hold counters that are too low, never only ones that are too high.
-        let sank = (flow.is_active && flow.served < before).then_some(flow.served);
-        if let Some(served) = sank {
-            self.remember(served, id);
-        }
-    }
-
-    fn remember(&mut self, served: u64, id: u64) {
-        if self.least.len() > 4 * self.flows.len() + 64 {
-            self.rebuild();
-        } else {
-            self.least.push(Reverse((served, id)));
-        }
-    }
-
-    fn rebuild(&mut self) {
-        self.least.clear();
-        let active = self.flows.iter().filter(|(_, flow)| flow.is_active);
-        self.least.extend(active.map(|(id, flow)| Reverse((flow.served, *id))));
+        let (plus, minus) = (more(flow), less(flow));
+        flow.served = (Sat(flow.served) + plus - minus).0;
+        flow.book(id, &mut self.active, &mut self.idle);
     }
 
     pub(super) fn encode(&self, out: &mut Writer) {
@@ -207,16 +186,33 @@ impl Counters {
         for turn in &mut turn_us {
             *turn = info.moved(from.u64()?);
         }
-        let flows = state::read_map(from, |from| {
+        let mut flows = state::read_map(from, |from| {
             let (served, weight_ppm, class) = (from.u64()?, from.u64()?, from.u8()?);
             if usize::from(class) >= CLASSES {
                 return Err(DecodeError::Invalid("flow class"));
             }
-            Ok(Flow { served, weight_ppm, class, is_active: from.bool()? })
+            Ok(Flow { served, weight_ppm, class, is_active: from.bool()?, place: 0 })
         })?;
-        let mut counters = Self { flows, left, turn_us, least: BinaryHeap::new() };
-        counters.rebuild();
-        Ok(counters)
+        if flows.len() > FLOWS_MAX {
+            return Err(DecodeError::Invalid("flow count"));
+        }
+        for (place, flow) in flows.values_mut().enumerate() {
+            flow.place = place as u32;
+        }
+        let among = |is_active: bool| {
+            Lowest::of(flows.iter().map(|(id, flow)| (flow.is_active == is_active).then_some((flow.served, *id))))
+        };
+        let (active, idle) = (among(true), among(false));
+        Ok(Self { flows, left, turn_us, active, idle, vacant: Vec::new() })
+    }
+}
+
+impl Flow {
+    /// Enters its counter where it belongs.
+    fn book(&self, id: u64, active: &mut Lowest, idle: &mut Lowest) {
+        let key = (self.served, id);
+        active.set(self.place, self.is_active.then_some(key));
+        idle.set(self.place, (!self.is_active).then_some(key));
     }
 }
 
@@ -305,8 +301,18 @@ mod tests {
     }
 
     #[test]
+    fn where_all_are_active_a_newcomer_is_counted_and_not_kept() {
+        let mut counters = Counters::default();
+        (0..FLOWS_MAX as u64 + 3).for_each(|flow| counters.hear(&SETTINGS, &active(flow)));
+        assert_eq!((counters.flows.len(), counters.of(FLOWS_MAX as u64)), (FLOWS_MAX, None));
+        counters.hear(&SETTINGS, &FlowIdle { flow_id: 9, tenant_id: 1 }.at(0));
+        counters.hear(&SETTINGS, &active(u64::MAX));
+        assert_eq!((counters.of(9), counters.of(u64::MAX)), (None, Some(0)), "the idle one makes room");
+    }
+
+    #[test]
     fn the_least_is_the_least_whatever_came_before() {
-        // A walk over many flows; the scan is the slow twin of the heap.
+        // A walk over many flows; the scan is the slow twin of the tournament.
         let mut counters = Counters::default();
         let mut seed = 12_345_u64;
         let mut draw = |below: u64| {
@@ -324,8 +330,13 @@ mod tests {
                 _ => served(flow, draw(50), draw(50), draw(100)),
             };
             counters.hear(&SETTINGS, &fact);
-            let scanned = counters.least();
-            assert_eq!(counters.least_but(u64::MAX), scanned);
+            let stayed = counters.flows.values().filter(|flow| flow.is_active).map(|flow| flow.served);
+            assert_eq!(counters.least(), stayed.min().unwrap_or(counters.left));
+            let (active, idle) = (counters.active.least(), counters.idle.least());
+            let places = counters.flows.values().map(|flow| flow.place).collect::<std::collections::BTreeSet<_>>();
+            assert_eq!(places.len(), counters.flows.len(), "each has a place of its own");
+            assert!(active.is_none_or(|(_, id)| counters.flows[&id].is_active));
+            assert!(idle.is_none_or(|(_, id)| !counters.flows[&id].is_active));
         }
     }
 }

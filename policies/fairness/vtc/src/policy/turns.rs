@@ -57,14 +57,12 @@ impl Turns {
         for (class, passed) in self.passed_us.iter_mut().enumerate() {
             *passed = (Sat(asked.call.now_us) - counters.turn_us(class)).0.min(*passed);
         }
-        let mut newcomer = None;
         let mut last = None;
         for (at, waiter) in self.waiters.iter().enumerate() {
             if last.replace(waiter.flow) == Some(waiter.flow) {
                 continue;
             }
-            let served = counters.of(waiter.flow);
-            let served = served.unwrap_or_else(|| *newcomer.get_or_insert_with(|| counters.least()));
+            let served = counters.of(waiter.flow).unwrap_or_else(|| counters.least());
             let class = class_of(asked.waiting.row(waiter.row as usize).class_rank());
             self.heads[class].push(Reverse((served, waiter.row, at as u32)));
         }
