@@ -197,7 +197,7 @@ impl Forward {
             context: run.context,
             table: run.table,
         });
-        self.plan.set(kv, config.heads, model.tier, attention_runs);
+        self.plan.set(kv, config.heads, model.tier, session.threads(), attention_runs);
         self.x.resize(rows * config.hidden, 0.0);
         self.normed.resize(rows * config.hidden, 0.0);
         self.qkv.resize(rows * (config.q_rows() + 2 * config.kv_rows()), 0.0);

@@ -155,20 +155,27 @@ fn attention(pool: &ThreadPool, tiers: &[Tier]) {
     for block in 0..2048 {
         kv.block_mut(block).fill(0x3c);
     }
-    for (name, sequences, rows, context) in
-        [("decode", 16, 1, 127), ("decode", 16, 1, 1023), ("decode", 1, 1, 1023), ("prefill", 1, 512, 0)]
-    {
+    for (name, sequences, rows, context, shared_blocks) in [
+        ("decode", 16, 1, 127, 0),
+        ("decode", 16, 1, 575, 0),
+        ("decode", 16, 1, 575, 32),
+        ("decode", 16, 1, 1023, 0),
+        ("decode", 1, 1, 1023, 0),
+        ("prefill", 1, 512, 0, 0),
+    ] {
         let total = sequences * rows;
         let queries = noise(total * 576, 3);
         let mut out = vec![0f32; total * 576];
         let blocks = (context + rows).div_ceil(16);
-        let tables: Vec<Vec<u32>> =
-            (0..sequences).map(|s| (0..blocks).map(|b| (b * sequences + s) as u32).collect()).collect();
+        // A fixed disorder: blocks at a constant distance would meet in the same sets of the caches.
+        let place = |b: usize, s: usize| ((b * sequences + s) * 1021 % 2048) as u32;
+        let table = |s| (0..blocks).map(|b| place(b, if b < shared_blocks { 0 } else { s })).collect();
+        let tables: Vec<Vec<u32>> = (0..sequences).map(table).collect();
         for &tier in tiers.iter().filter(|&&tier| tier != Tier::Scalar) {
             let mut plan = AttentionPlan::new();
             let runs =
                 tables.iter().enumerate().map(|(s, table)| AttentionRun { first_row: s * rows, rows, context, table });
-            plan.set(&kv, 9, tier, runs);
+            plan.set(&kv, 9, tier, pool.threads(), runs);
             let mut session = pool.enter();
             let seconds = best_seconds(pool.threads(), 5, || {
                 for index in 0..4 {
@@ -181,7 +188,8 @@ fn attention(pool: &ThreadPool, tiers: &[Tier]) {
             let seen = (sequences * (0..rows).map(|r| context + r + 1).sum::<usize>()) as f64;
             let rate = seen * 9.0 * 64.0 * 4.0 / seconds / 1e9;
             println!(
-                "attention {name:8} {sequences:2} x {rows:3} rows after {context:4} {:12} {:8.3} ms a layer  {rate:6.1} GFLOP/s",
+                "attention {name:8} {sequences:2} x {rows:3} rows after {context:4}, {:4} shared, {:12} {:8.3} ms a layer  {rate:6.1} GFLOP/s",
+                shared_blocks * 16,
                 tier.name(),
                 seconds * 1e3
             );

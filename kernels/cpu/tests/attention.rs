@@ -123,7 +123,7 @@ fn run(heads: Heads, sequences: &[Sequence], setting: &Setting) -> Vec<Vec<f32>>
         let stride = wide + 2 * narrow;
         let from = KvRows { rows: &rows, stride, key_column: wide, value_column: wide + narrow };
         kv.store(&mut session, 1, &slots, from).expect("stores");
-        plan.set(&kv, heads.heads, setting.tier, runs.iter().copied());
+        plan.set(&kv, heads.heads, setting.tier, setting.threads, runs.iter().copied());
         let mut out = vec![f32::NAN; slots.len() * wide];
         let layer = AttentionLayer { index: 1, scale: heads.scale(), window: setting.window };
         let queries = HeadRows { data: rows.as_slice(), stride, column: 0 };
@@ -259,7 +259,7 @@ fn tokens_before_the_window_are_not_read() {
         }
         let mut plan = AttentionPlan::new();
         // Positions 256..276 see tokens from 225 on, in blocks from 14 on.
-        plan.set(&kv, 1, Tier::detect(), [AttentionRun { first_row: 0, rows: 20, context: 256, table: &table }]);
+        plan.set(&kv, 1, Tier::detect(), 1, [AttentionRun { first_row: 0, rows: 20, context: 256, table: &table }]);
         let mut out = vec![0f32; 20 * 16];
         let queries = HeadRows { data: rows.as_slice(), stride: 16, column: 0 };
         let to = HeadRows { data: out.as_mut_slice(), stride: 16, column: 0 };
@@ -267,6 +267,88 @@ fn tokens_before_the_window_are_not_read() {
         bits(&out)
     };
     assert_eq!(attended(0xff), attended(0x3e));
+}
+
+/// Rows of several sequences that begin with the same blocks, as a prefix cache makes them, and go on in their own.
+#[test]
+fn a_common_beginning_does_not_show() {
+    let heads = Heads { heads: 6, kv_heads: 2, head_dim: 64 };
+    let (wide, narrow) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
+    let common = heads.sequence(288, 1);
+    // Tokens in common with the first, and in all: borders of spans and blocks on both sides, one that shares nothing, one that shares all.
+    let shapes = [(288, 300), (288, 289), (256, 257), (272, 400), (0, 130), (128, 520), (288, 288), (144, 300)];
+    let sequences: Vec<Sequence> = shapes
+        .iter()
+        .enumerate()
+        .map(|(i, &(equal, len))| {
+            let mut own = heads.sequence(len, 10 + i as u64);
+            own.keys[..equal * narrow].copy_from_slice(&common.keys[..equal * narrow]);
+            own.values[..equal * narrow].copy_from_slice(&common.values[..equal * narrow]);
+            own
+        })
+        .collect();
+    let blocks_each = 520usize.div_ceil(16);
+    let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 64, block_tokens: 16, blocks: blocks_each * 9 };
+    let mut kv = KvPool::new(&MemoryBudget::new(64 << 20), shape).expect("fits");
+    let order = Noise(5).shuffled(shape.blocks);
+    let tables: Vec<Vec<u32>> = (0..sequences.len())
+        .map(|i| {
+            (0..blocks_each)
+                .map(|b| order[b + if b < shapes[i].0 / 16 { 8 * blocks_each } else { i * blocks_each }])
+                .collect()
+        })
+        .collect();
+    let one = ThreadPool::new(1).expect("starts");
+    for (sequence, table) in sequences.iter().zip(&tables) {
+        let slots: Vec<KvSlot> =
+            (0..sequence.len).map(|at| KvSlot { block: table[at / 16], offset: (at % 16) as u32 }).collect();
+        let rows: Vec<f32> = (0..sequence.len)
+            .flat_map(|at| {
+                [&sequence.keys[at * narrow..][..narrow], &sequence.values[at * narrow..][..narrow]].concat()
+            })
+            .collect();
+        let from = KvRows { rows: &rows, stride: 2 * narrow, key_column: 0, value_column: narrow };
+        kv.store(&mut one.enter(), 0, &slots, from).expect("stores");
+    }
+    let queries: Vec<f32> = sequences.iter().flat_map(|s| s.queries[(s.len - 1) * wide..].to_vec()).collect();
+    let attend_all = |tier: Tier, threads: usize, chosen: &[usize], window: Option<usize>| {
+        let pool = ThreadPool::new(threads).expect("starts");
+        let mut plan = AttentionPlan::new();
+        let runs = chosen.iter().map(|&i| AttentionRun {
+            first_row: i,
+            rows: 1,
+            context: sequences[i].len - 1,
+            table: &tables[i],
+        });
+        plan.set(&kv, heads.heads, tier, threads, runs);
+        let mut out = vec![0f32; sequences.len() * wide];
+        let from = HeadRows { data: queries.as_slice(), stride: wide, column: 0 };
+        let to = HeadRows { data: out.as_mut_slice(), stride: wide, column: 0 };
+        let layer = AttentionLayer { index: 0, scale: heads.scale(), window };
+        attend(&mut pool.enter(), &plan, &kv, layer, from, to).expect("attends");
+        out
+    };
+    for window in [None, Some(40), Some(200)] {
+        let all: Vec<usize> = (0..sequences.len()).collect();
+        let together = attend_all(Tier::detect(), 1, &all, window);
+        for &i in &all {
+            let alone = attend_all(Tier::Scalar, 1, &[i], window);
+            let (got, wanted) = (&together[i * wide..][..wide], &alone[i * wide..][..wide]);
+            assert_eq!(bits(got), bits(wanted), "sequence {i}, window {window:?}");
+            if window.is_none() {
+                let wanted = heads.reference(&sequences[i], None);
+                let error = nmse(got, &wanted[wanted.len() - wide..]);
+                assert!(error < 1e-10, "sequence {i}: nmse {error:e}");
+            }
+        }
+        for tier in [Tier::Scalar].into_iter().chain(fast_tiers()) {
+            for threads in [1, 2, 5] {
+                let reversed: Vec<usize> = all.iter().rev().copied().collect();
+                let got = attend_all(tier, threads, &reversed, window);
+                assert_eq!(bits(&got), bits(&together), "{tier}, {threads} threads, window {window:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -341,4 +341,24 @@ impl Lanes for Avx2 {
             )
         }
     }
+    #[inline(always)]
+    unsafe fn reduce_sum(x: Self::F) -> f32 {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let x = _mm256_add_ps(x.0, x.1);
+            let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn reduce_max(x: Self::F) -> f32 {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let x = _mm256_max_ps(x.0, x.1);
+            let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps::<1>(x, x)))
+        }
+    }
 }

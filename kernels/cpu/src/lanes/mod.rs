@@ -108,7 +108,7 @@ pub(crate) trait Lanes {
     /// Adds, per column, four products of (weight - 128) with the four i8 in `x`. The sum is exact after all 32 activations of a block.
     unsafe fn byte_dot(sum: Self::I, w: Self::W, x: i32) -> Self::I;
 
-    /// Sum over the lanes in the one fixed order: halves are added, four times.
+    /// Sum over the lanes in the one fixed order: halves are added, four times. A tier that has its own keeps the order.
     #[inline(always)]
     unsafe fn reduce_sum(x: Self::F) -> f32 {
         let mut lanes = [0f32; LANES];
