@@ -57,7 +57,15 @@ enum Task {
         check: bool,
     },
     /// Build every policy as a component into target/policies, with whichever tool chain is there.
-    Policies,
+    Policies {
+        /// Build nothing; put this component through everything that a policy is held to. Arguments behind `--` go to
+        /// `penstock-conformance`, e.g. `-- --parameters '{}' --fuel-base 50000`.
+        #[arg(long, value_name = "FILE")]
+        check: Option<PathBuf>,
+        /// For `penstock-conformance`.
+        #[arg(last = true, requires = "check")]
+        args: Vec<String>,
+    },
     /// Measure something and print the figures.
     Bench {
         /// What.
@@ -95,7 +103,8 @@ fn run() -> Result<()> {
         Task::Model => demo_model::ensure().map(|path| println!("{}", path.display())),
         Task::Tidy => tidy::run(),
         Task::Signals { check } => signals::generate(check),
-        Task::Policies => policies::run(&root()?),
+        Task::Policies { check: None, .. } => policies::run(&root()?),
+        Task::Policies { check: Some(file), args } => policies::check(&root()?, &file, &args),
         Task::Bench { bench, profile, args } => bench::run(&root()?, bench, profile.as_deref(), &args),
         Task::Metrics { check } => metrics_page::generate(check),
     }
