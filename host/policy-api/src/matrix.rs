@@ -142,6 +142,12 @@ impl Matrix {
         (self.stride == self.rows).then_some(&self.cells[..])
     }
 
+    /// All cells of one that was just [`Self::reset`], to write: column by column, without gaps.
+    pub(crate) fn packed_mut(&mut self) -> &mut [u64] {
+        debug_assert_eq!(self.stride, self.rows, "a reset leaves no gaps");
+        &mut self.cells
+    }
+
     /// All cells and the distance between two columns. Those of a column past [`Self::rows`] mean nothing.
     pub fn strided(&self) -> (&[u64], usize) {
         (&self.cells, self.stride)

@@ -16,12 +16,23 @@ pub trait ContextSource<S: Signal> {
 
 /// The candidates of one question, in host order.
 ///
-/// Same rules as [`ContextSource`]; called column by column.
+/// Same rules as [`ContextSource`].
 pub trait RowSource<S: Signal> {
     /// Number of candidates.
     fn rows(&self) -> usize;
     /// One signal of one candidate, `row < self.rows()`.
     fn cell(&self, which: S, row: usize) -> Option<u64>;
+
+    /// Hands every wanted signal of every candidate to `give`, with its position among `wanted` and its row. As supplied it asks column by
+    /// column; a source that reaches a candidate by several steps goes row by row instead, and takes them once.
+    fn visit(&self, wanted: &[Option<S>], mut give: impl FnMut(usize, usize, Option<u64>)) {
+        for (at, signal) in wanted.iter().enumerate() {
+            let Some(signal) = *signal else { continue };
+            for row in 0..self.rows() {
+                give(at, row, self.cell(signal, row));
+            }
+        }
+    }
 
     /// What a named fill means in this row. As supplied it reads the signal that the registry names for it; rows whose table has none
     /// (`max-left` of running sequences) say it themselves.
@@ -39,12 +50,15 @@ impl<S: Signal, T: ContextSource<S> + ?Sized> ContextSource<S> for &T {
     }
 }
 
-impl<S: Signal, T: RowSource<S> + ?Sized> RowSource<S> for &T {
+impl<S: Signal, T: RowSource<S>> RowSource<S> for &T {
     fn rows(&self) -> usize {
         (**self).rows()
     }
     fn cell(&self, which: S, row: usize) -> Option<u64> {
         (**self).cell(which, row)
+    }
+    fn visit(&self, wanted: &[Option<S>], give: impl FnMut(usize, usize, Option<u64>)) {
+        (**self).visit(wanted, give);
     }
     fn basis(&self, basis: FillBasis, row: usize) -> Option<u64> {
         (**self).basis(basis, row)

@@ -60,29 +60,25 @@ pub(super) fn rows<S: Signal>(
 ) {
     let rows = source.rows();
     out.reset(declared.len(), rows);
+    let own_mask = declared.entries().iter().position(|entry| entry.is_some_and(|signal| signal.is_known_mask()));
     masks.clear();
-    masks.resize(rows, 0);
-    for (bit, entry) in declared.entries().iter().enumerate() {
-        let Some(signal) = *entry else { continue };
-        if signal.is_known_mask() {
-            masks.iter_mut().for_each(|mask| *mask |= 1 << bit);
-            continue;
-        }
-        let fill = signal.info().fill;
-        for (row, (cell, mask)) in out.column_mut(bit).iter_mut().zip(masks.iter_mut()).enumerate() {
-            match source.cell(signal, row) {
-                Some(known) => {
-                    *cell = known;
-                    *mask |= 1 << bit;
-                }
-                None => *cell = filled(fill, |which| row_basis(source, which, row)),
+    masks.resize(rows, own_mask.map_or(0, |bit| 1 << bit));
+    let (cells, entries) = (out.packed_mut(), declared.entries());
+    source.visit(entries, |at, row, known| {
+        let value = match known {
+            Some(known) => {
+                masks[row] |= 1 << at;
+                known
             }
-        }
-    }
-    for (at, entry) in declared.entries().iter().enumerate() {
-        if entry.is_some_and(|signal| signal.is_known_mask()) {
-            out.column_mut(at).copy_from_slice(masks);
-        }
+            None => {
+                let fill = entries[at].map_or(Fill::Number(0), |signal| signal.info().fill);
+                filled(fill, |which| row_basis(source, which, row))
+            }
+        };
+        cells[at * rows + row] = value;
+    });
+    if let Some(at) = own_mask {
+        out.column_mut(at).copy_from_slice(masks);
     }
 }
 

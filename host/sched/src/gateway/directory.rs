@@ -18,7 +18,15 @@ pub(super) struct Directory {
     /// A set of replica slots for each key slot, `words` words each.
     sets: Vec<u64>,
     words: usize,
+    /// Counts changes, by a part of the key: what was read of keys still stands while the sum over them does. Derived.
+    changes: Vec<u32>,
+    /// Changes that may concern any key.
+    sweeps: u64,
 }
+
+/// Counts of changes there are at most: 256 KiB, of which a window of requests touches a few. As many as keys where there are fewer, so that
+/// one that is asked for often and one that changes often seldom share a count.
+const COUNTS_MAX: usize = 1 << 16;
 
 /// Overlap of one prompt with each replica, in leading blocks. Reused from call to call.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +60,24 @@ impl Directory {
     pub fn new(keys_max: usize, replicas_max: usize) -> Self {
         let keys = Table::with_capacity(keys_max);
         let words = replicas_max.div_ceil(64).max(1);
-        Self { sets: vec![0; keys.capacity() * words], keys, words }
+        let counts = keys.capacity().next_power_of_two().clamp(64, COUNTS_MAX);
+        Self { sets: vec![0; keys.capacity() * words], keys, words, changes: vec![0; counts], sweeps: 0 }
+    }
+
+    /// Equal stamps of the same places: nothing about the keys there has changed between the two. Counts wrap, after four billion changes.
+    pub fn stamp(&self, places: impl Iterator<Item = u16>) -> u64 {
+        places.map(|place| u64::from(self.changes[usize::from(place)])).fold(self.sweeps, u64::wrapping_add)
+    }
+
+    /// Where changes of `key` are counted.
+    pub fn place_of(&self, key: &BlockKey) -> u16 {
+        (key.short() as usize & (self.changes.len() - 1)) as u16
+    }
+
+    fn changed(&mut self, key: &BlockKey) {
+        let place = self.place_of(key);
+        let count = &mut self.changes[usize::from(place)];
+        *count = count.wrapping_add(1);
     }
 
     /// Keys now.
@@ -74,18 +99,26 @@ impl Directory {
             Some(slot) => slot,
             None => {
                 let Some(inserted) = self.keys.insert(key, ()) else { return };
+                if let Some(evicted) = inserted.evicted {
+                    self.changed(&evicted.key);
+                }
                 self.keys.unpin(inserted.slot);
                 self.set_mut(inserted.slot).fill(0);
                 inserted.slot
             }
         };
         self.keys.touch(slot);
-        self.set_mut(slot)[replica as usize / 64] |= 1 << (replica % 64);
+        let word = &mut self.set_mut(slot)[replica as usize / 64];
+        let was = core::mem::replace(word, *word | 1 << (replica % 64));
+        if was >> (replica % 64) & 1 == 0 {
+            self.changed(&key);
+        }
     }
 
     /// The replica holds it no longer.
     pub fn remove(&mut self, replica: u32, key: BlockKey) {
         let Some(slot) = self.keys.find(&key) else { return };
+        self.changed(&key);
         let set = self.set_mut(slot);
         set[replica as usize / 64] &= !(1 << (replica % 64));
         if set.iter().all(|word| *word == 0) {
@@ -95,6 +128,7 @@ impl Directory {
 
     /// The replica holds nothing, or nobody knows what.
     pub fn drop_replica(&mut self, replica: u32) {
+        self.sweeps = self.sweeps.wrapping_add(1);
         for slot in 0..self.keys.slots_end() {
             if self.keys.get(slot).is_none() {
                 continue;
@@ -115,12 +149,12 @@ impl Directory {
         }
     }
 
-    /// How far along the chain each replica holds it. Walks until nobody does.
-    pub fn overlaps(&self, keys: &[BlockKey], out: &mut Overlaps) {
+    /// How far along the chain each replica holds it. Walks until nobody does; how many keys it looked at.
+    pub fn overlaps(&self, keys: &[BlockKey], out: &mut Overlaps) -> usize {
         out.clear();
         out.alive.fill(u64::MAX);
-        for key in keys {
-            let Some(slot) = self.keys.find(key) else { return };
+        for (at, key) in keys.iter().enumerate() {
+            let Some(slot) = self.keys.find(key) else { return at + 1 };
             let mut anybody = 0;
             for (word, (alive, holders)) in out.alive.iter_mut().zip(self.set(slot)).enumerate() {
                 *alive &= holders;
@@ -132,9 +166,10 @@ impl Directory {
                 }
             }
             if anybody == 0 {
-                return;
+                return at + 1;
             }
         }
+        keys.len()
     }
 
     /// Bounded, sound, and no key without a holder or with one that `known` denies.

@@ -4,7 +4,7 @@
 //! deferred requests are asked about again, and while some replica grants credit and something waits, requests are placed.
 //!
 //! - Entering: `admit`, `ledger`, `stance`. Waiting: `queue`, `flows`, `window`. Placing: `dispatch`, `place`,
-//!   `directory`. Replicas: `replicas`, `holdings`, `feedback`. Ending: `finish`.
+//!   `directory`, `lead`. Replicas: `replicas`, `holdings`, `feedback`. Ending: `finish`.
 //! - What policies are told: `signals`, `facts`. What gives way: `overload`, `stance`. Is it sound: `check`,
 //!   `verify`, `watch`.
 
@@ -21,6 +21,7 @@ mod flows;
 mod heap;
 mod holdings;
 mod io;
+mod lead;
 mod ledger;
 mod list;
 mod observe;

@@ -10,6 +10,7 @@ use penstock_base::{ClassRank, DispatchNumber, Duration, Instant, Manifest, Outc
 use penstock_policy_api::RequestRecord;
 
 use super::io::DeliveryEvent;
+use super::lead::Lead;
 use super::table::NONE;
 
 /// Where a request is in its computation.
@@ -219,6 +220,8 @@ pub(super) struct Wait {
     pub withheld: u32,
     /// What routing ranked, as replica slots; the next ones are tried when a wait ends or a replica refuses.
     pub ranked: Ranked,
+    /// Who holds its prompt's lead, as last looked up.
+    pub lead: Lead,
     /// Time held or reserved, all together.
     pub held: Duration,
     /// When the present hold or reservation began.
@@ -324,6 +327,7 @@ impl Wait {
             skipped_round: 0,
             withheld: NONE,
             ranked: Ranked::default(),
+            lead: Lead::default(),
             held: Duration::ZERO,
             held_since: Instant::NEVER,
             held_idle: Duration::ZERO,

@@ -16,6 +16,7 @@ use super::facts::Facts;
 use super::flows::Flows;
 use super::holdings::Inflight;
 use super::io::{GatewayConfig, ReplicaFacts};
+use super::lead::Lead;
 use super::ledger::Ledger;
 use super::list::{Links, List};
 use super::overload::Overload;
@@ -352,6 +353,7 @@ fn decode_wait(from: &mut Reader<'_>) -> Result<Wait, DecodeError> {
             }
             ranked
         },
+        lead: Lead::default(),
         held: Duration(from.u64()?),
         held_since: Instant(from.u64()?),
         held_idle: Duration(from.u64()?),

@@ -5,6 +5,9 @@ use penstock_base::limits::PROMISED_KEYS_MAX;
 use penstock_policy_api::{Policies, WaitingSignal};
 
 use super::State;
+use super::directory::Overlaps;
+use super::lead::{Best, Lead};
+use super::replicas::Replica;
 use super::request::Place;
 use super::seats::{Scratch, ShownFlow, WindowRow};
 use super::table::NONE;
@@ -103,7 +106,7 @@ impl State {
     }
 
     /// Fills the window's columns about prefixes, when the policy in the seat asks for one of them.
-    pub(super) fn fill_overlap_columns(&self, policies: &mut dyn Policies, scratch: &mut Scratch) -> bool {
+    pub(super) fn fill_overlap_columns(&mut self, policies: &mut dyn Policies, scratch: &mut Scratch) -> bool {
         let names = &policies.fairness().describe().waiting;
         let wants = |signal| names.position(signal).is_some();
         let wants_shared = wants(WaitingSignal::SharedTokens);
@@ -119,15 +122,8 @@ impl State {
             self.promise_running_prefills(scratch);
         }
         for at in 0..scratch.window.len() {
-            let request = &self.requests.table[scratch.window[at].slot];
-            let manifest = &request.manifest;
-            self.directory.overlaps(&manifest.keys, &mut scratch.overlaps);
-            let (mut credited, mut uncredited) = (0, 0);
-            for (slot, replica) in self.replicas.iter_ready().filter(|(_, replica)| replica.cache.complete) {
-                let blocks = scratch.overlaps.blocks(slot);
-                let best = if replica.credit().requests > 0 { &mut credited } else { &mut uncredited };
-                *best = (*best).max(blocks);
-            }
+            let Best { credited, uncredited } = self.best_lead(scratch.window[at].slot, &mut scratch.overlaps);
+            let manifest = &self.requests.table[scratch.window[at].slot].manifest;
             let cached = self.overlap_tokens(manifest, credited);
             let mut shared = 0;
             if wants_shared {
@@ -143,6 +139,29 @@ impl State {
             row.shared_tokens = shared;
         }
         true
+    }
+
+    /// The longest lead of a request's prompt at a replica with credit, and at one without.
+    fn best_lead(&mut self, slot: u32, overlaps: &mut Overlaps) -> Best {
+        let (replicas, directory) = (&self.replicas, &self.directory);
+        let request = &mut self.requests.table[slot];
+        let (keys, lead) = (&request.manifest.keys, &mut request.wait.lead);
+        let takes =
+            |replica: &Replica| (!replica.draining && replica.cache.complete).then(|| replica.credit().requests > 0);
+        if !lead.is_current(keys, directory) {
+            *lead = Lead::look(keys, directory, replicas.iter().map(|(slot, _)| slot), overlaps);
+        }
+        let known = lead.best(|replica| replicas.table.get(replica).and_then(takes));
+        known.unwrap_or_else(|| {
+            directory.overlaps(keys, overlaps);
+            let mut best = Best::default();
+            for (slot, replica) in replicas.iter() {
+                let Some(credit) = takes(replica) else { continue };
+                let kind = if credit { &mut best.credited } else { &mut best.uncredited };
+                *kind = (*kind).max(overlaps.blocks(slot));
+            }
+            best
+        })
     }
 
     /// Dispatched prompts that are still being computed.

@@ -4,6 +4,8 @@ use penstock_base::Instant;
 use penstock_policy_api::{CommonSignal, ContextSource, OrderSignal, RowSource, WaitingSignal};
 
 use crate::gateway::State;
+use crate::gateway::flows::Flow;
+use crate::gateway::request::Request;
 use crate::gateway::seats::WindowRow;
 
 /// What `order` is told about the queue.
@@ -61,12 +63,45 @@ impl RowSource<WaitingSignal> for WaitingRows<'_> {
     }
 
     fn cell(&self, which: WaitingSignal, row: usize) -> Option<u64> {
-        use WaitingSignal as Signal;
-        let state = self.state;
+        self.waiting(row)?.value(which)
+    }
+
+    fn visit(&self, wanted: &[Option<WaitingSignal>], mut give: impl FnMut(usize, usize, Option<u64>)) {
+        for row in 0..self.rows.len() {
+            let waiting = self.waiting(row);
+            for (at, signal) in wanted.iter().enumerate() {
+                if let Some(signal) = *signal {
+                    give(at, row, waiting.and_then(|waiting| waiting.value(signal)));
+                }
+            }
+        }
+    }
+}
+
+impl<'a> WaitingRows<'a> {
+    fn waiting(&self, row: usize) -> Option<Waiting<'a>> {
         let row = self.rows.get(row)?;
-        let request = state.requests.table.get(row.slot)?;
+        let request = self.state.requests.table.get(row.slot)?;
+        let flow = self.state.flows.table.get(request.flow)?;
+        Some(Waiting { state: self.state, row, request, flow, has_overlaps: self.has_overlaps })
+    }
+}
+
+/// One of them, with everything that its signals are read from.
+#[derive(Clone, Copy)]
+struct Waiting<'a> {
+    state: &'a State,
+    row: &'a WindowRow,
+    request: &'a Request,
+    flow: &'a Flow,
+    has_overlaps: bool,
+}
+
+impl Waiting<'_> {
+    fn value(self, which: WaitingSignal) -> Option<u64> {
+        use WaitingSignal as Signal;
+        let Self { state, row, request, flow, .. } = self;
         let manifest = &request.manifest;
-        let flow = state.flows.table.get(request.flow)?;
         let left = |until: Instant| state.now.until(until).as_us();
         let block = state.config.block_size_tokens;
         match which {
