@@ -16,10 +16,14 @@ const SPARE_ROWS: u64 = 16;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Waiter {
     flow: u64,
-    place: u64,
-    row: u32,
-    uncached_tokens: u64,
-    weight_ppm: u64,
+    /// Its place in the flow, and behind it its row: small, since sorting moves it about.
+    place_and_row: u64,
+}
+
+impl Waiter {
+    fn row(self) -> u32 {
+        self.place_and_row as u32
+    }
 }
 
 /// The head of a flow: the counter it is ordered by, then its row; and where it stands among the waiters.
@@ -42,13 +46,8 @@ impl Turns {
         self.waiters.clear();
         self.passed_us = [0; CLASSES];
         for row in asked.waiting.iter() {
-            self.waiters.push(Waiter {
-                flow: row.flow_id(),
-                place: row.flow_count(),
-                row: row.index(),
-                uncached_tokens: row.uncached_tokens(),
-                weight_ppm: row.flow_weight_ppm(),
-            });
+            let place = row.flow_count().min(u32::MAX.into());
+            self.waiters.push(Waiter { flow: row.flow_id(), place_and_row: place << 32 | u64::from(row.index()) });
             let passed = &mut self.passed_us[class_of(row.class_rank())];
             *passed = row.waited_us().max(*passed);
         }
@@ -63,14 +62,15 @@ impl Turns {
                 continue;
             }
             let served = counters.of(waiter.flow).unwrap_or_else(|| counters.least());
-            let class = class_of(asked.waiting.row(waiter.row as usize).class_rank());
-            self.heads[class].push(Reverse((served, waiter.row, at as u32)));
+            let row = waiter.row();
+            let class = class_of(asked.waiting.row(row as usize).class_rank());
+            self.heads[class].push(Reverse((served, row, at as u32)));
         }
     }
 
     /// Writes rows into `ranked`, next first: as many as can be taken, and some to spare.
-    pub(super) fn give(&mut self, settings: &Settings, take: u64, ranked: &mut Vec<u32>) {
-        let wanted = (Sat(take) + SPARE_ROWS).0;
+    pub(super) fn give(&mut self, settings: &Settings, asked: &OrderAsked<'_, Vtc>, ranked: &mut Vec<u32>) {
+        let wanted = (Sat(asked.context.take_requests()) + SPARE_ROWS).0;
         while (ranked.len() as u64) < wanted {
             let Some(class) = self.next_class(settings.age_us) else { break };
             let Some(Reverse((served, row, at))) = self.heads[class].pop() else { break };
@@ -79,9 +79,10 @@ impl Turns {
             let at = at as usize;
             let waiter = self.waiters[at];
             if let Some(behind) = self.waiters.get(at + 1).filter(|next| next.flow == waiter.flow) {
-                let tokens = (Sat(waiter.uncached_tokens) * settings.input_weight).0;
-                let served = (Sat(served) + cost(tokens, waiter.weight_ppm)).0;
-                self.heads[class].push(Reverse((served, behind.row, at as u32 + 1)));
+                let placed = asked.waiting.row(row as usize);
+                let tokens = (Sat(placed.uncached_tokens()) * settings.input_weight).0;
+                let served = (Sat(served) + cost(tokens, placed.flow_weight_ppm())).0;
+                self.heads[class].push(Reverse((served, behind.row(), at as u32 + 1)));
             }
         }
     }
