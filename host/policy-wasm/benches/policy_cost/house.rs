@@ -1,5 +1,5 @@
-//! A gateway and a replica in the state that the budget is about: 256 sequences running, 64 flows with something waiting. Time is virtual:
-//! a step takes 25 ms and its rows sample at once, so that what is measured is the machines and their policies.
+//! A gateway and a replica, joined. Time is virtual: a step takes 25 ms and its rows sample at once, so that what is measured is the machines
+//! and their policies.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,11 +18,25 @@ use crate::watch::{Seated, Spent, Watch};
 const GATEWAY: GatewayEpoch = GatewayEpoch(1);
 const REPLICA: ReplicaId = ReplicaId(1);
 const EPOCH: ReplicaEpoch = ReplicaEpoch(1);
-const STEP: Duration = Duration::from_ms(25);
-const SEQUENCES: u32 = 256;
-/// Two of each flow.
-const WAITING: usize = 2 * FLOWS as usize;
-const BLOCKS: u32 = 13_312;
+pub const STEP: Duration = Duration::from_ms(25);
+
+/// How much there is to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Sequences in a step at most.
+    pub sequences: u32,
+    /// Blocks of the pool.
+    pub blocks: u32,
+    /// Requests that wait at the least: as many arrive before each step.
+    pub waiting: usize,
+    /// Shortest answer.
+    pub output_tokens: u32,
+}
+
+impl Load {
+    /// What the budget is about: 256 sequences, 64 flows with two requests waiting, and a cache that is full.
+    pub const BUSY: Self = Self { sequences: 256, blocks: 13_312, waiting: 2 * FLOWS as usize, output_tokens: 64 };
+}
 
 /// The pair.
 pub struct House<P: Seated> {
@@ -30,6 +44,7 @@ pub struct House<P: Seated> {
     replica: Replica,
     at_gateway: Watch<P>,
     at_replica: Watch<P>,
+    load: Load,
     computing: VecDeque<Plan>,
     mail: VecDeque<Mail>,
     now: Instant,
@@ -44,12 +59,12 @@ enum Mail {
 }
 
 impl<P: Seated> House<P> {
-    pub fn new(at_gateway: P, at_replica: P, clock_ns: u64) -> Self {
+    pub fn new(load: Load, at_gateway: P, at_replica: P, clock_ns: u64) -> Self {
         let config = ReplicaConfig {
             replica: REPLICA,
             epoch: EPOCH,
-            blocks: BLOCKS,
-            slots: SEQUENCES,
+            blocks: load.blocks,
+            slots: load.sequences,
             step_tokens: 4_096,
             chunk_tokens: 512,
             context_tokens_max: 8_192,
@@ -74,6 +89,7 @@ impl<P: Seated> House<P> {
             replica: Replica::new(config, Instant::ZERO),
             at_gateway: Watch::new(at_gateway, clock_ns),
             at_replica: Watch::new(at_replica, clock_ns),
+            load,
             computing: VecDeque::new(),
             mail: mail.into(),
             now: Instant::ZERO,
@@ -86,9 +102,8 @@ impl<P: Seated> House<P> {
     /// One step of the replica with everything that belongs to it at the gateway. What the policies took.
     pub fn step(&mut self) -> Spent {
         self.now = self.now + STEP;
-        while self.state().1 < WAITING {
-            let manifest = self.next_arrival();
-            self.step_gateway(GatewayInput::Arrive(manifest));
+        while self.state().1 < self.load.waiting {
+            self.arrive();
         }
         if self.gateway.next_wake() <= self.now {
             self.step_gateway(GatewayInput::Tick);
@@ -109,9 +124,23 @@ impl<P: Seated> House<P> {
                 Mail::ToReplica(input) => self.step_replica(input),
             }
         }
+        self.at_gateway.between_steps(self.now);
+        self.at_replica.between_steps(self.now);
         let mut spent = self.at_gateway.take();
         spent.add(&self.at_replica.take());
         spent
+    }
+
+    /// One more request.
+    pub fn arrive(&mut self) {
+        let manifest = self.next_arrival();
+        self.step_gateway(GatewayInput::Arrive(manifest));
+    }
+
+    /// The policies of the gateway and of the replica.
+    #[allow(dead_code, reason = "the tests that share this file look at the policies behind")]
+    pub fn policies(&mut self) -> [&mut P; 2] {
+        [self.at_gateway.inner(), self.at_replica.inner()]
     }
 
     /// Sequences that run and requests that wait.
@@ -128,7 +157,6 @@ impl<P: Seated> House<P> {
     fn step_gateway(&mut self, input: GatewayInput) {
         let mut effects = std::mem::take(&mut self.gateway_effects);
         self.gateway.step(self.now, input, &mut self.at_gateway, &mut effects);
-        self.at_gateway.between_steps(self.now);
         for effect in effects.drain(..) {
             if let GatewayEffect::Send { message, .. } = effect {
                 self.mail.push_back(Mail::ToReplica(ReplicaInput::Gateway { gateway: GATEWAY, message }));
@@ -140,7 +168,6 @@ impl<P: Seated> House<P> {
     fn step_replica(&mut self, input: ReplicaInput) {
         let mut effects = std::mem::take(&mut self.replica_effects);
         self.replica.step(self.now, input, &mut self.at_replica, &mut effects);
-        self.at_replica.between_steps(self.now);
         assert_eq!(self.replica.broken(), None, "the replica is sound");
         for effect in effects.drain(..) {
             match effect {
@@ -155,7 +182,7 @@ impl<P: Seated> House<P> {
         self.replica_effects = effects;
     }
 
-    /// Prompts of 256 to 767 tokens, of which the first 128 are one of sixteen; answers of 64 to 319.
+    /// Prompts of 256 to 767 tokens, of which the first 128 are one of sixteen; answers of up to 255 more than the shortest.
     fn next_arrival(&mut self) -> Arc<Manifest> {
         self.arrived += 1;
         let (n, draw) = (self.arrived, mix(self.arrived));
@@ -178,7 +205,7 @@ impl<P: Seated> House<P> {
             priority: Priority(0),
             sequences: 1,
             input_tokens,
-            max_output_tokens: 64 + (draw >> 16 & 255) as u32,
+            max_output_tokens: self.load.output_tokens + (draw >> 16 & 255) as u32,
             arrived: self.now,
             deadline: Instant::NEVER,
             slo_ttft: Duration::MAX,

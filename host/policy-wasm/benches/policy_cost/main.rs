@@ -26,7 +26,7 @@ use penstock_policy_wasm::{
     Component, Library, Machine, PolicySet, Prepared, Remembered, Runtime, RuntimeConfig, WasmPolicies, Workshop,
 };
 
-use house::House;
+use house::{House, Load};
 use samples::{clock_ns, spread};
 use seats::{Bench, Line};
 use twins::Twins;
@@ -252,12 +252,12 @@ fn run() -> Result<(), Fault> {
     }
     if args.wants("steps") {
         let (gateway, replica) = seat(&runtime, &args, SHIPPED)?;
-        let native = House::new(Twins::new(), Twins::new(), clock_ns);
-        let wasm = House::new(gateway, replica, clock_ns);
+        let native = House::new(Load::BUSY, Twins::new(), Twins::new(), clock_ns);
+        let wasm = House::new(Load::BUSY, gateway, replica, clock_ns);
         measure_steps("All policies of a step: the shipped ones", steps, native, wasm);
         let (gateway, replica) = seat(&runtime, &args, DEFAULTS)?;
-        let native = House::new(natives(), natives(), clock_ns);
-        let wasm = House::new(gateway, replica, clock_ns);
+        let native = House::new(Load::BUSY, natives(), natives(), clock_ns);
+        let wasm = House::new(Load::BUSY, gateway, replica, clock_ns);
         measure_steps("All policies of a step: the native defaults and their components", steps, native, wasm);
     }
     Ok(())

@@ -101,6 +101,11 @@ impl<P: Seated> Watch<P> {
         }
     }
 
+    #[allow(dead_code, reason = "the tests that share this file look at the policies behind")]
+    pub fn inner(&mut self) -> &mut P {
+        &mut self.inner
+    }
+
     pub fn between_steps(&mut self, now: Instant) {
         let from = Clock::now();
         self.inner.between_steps(now);
