@@ -1,5 +1,6 @@
 //! Every shipped component, beside its native twin where it has one. Without components most of it is SKIPPED, aloud.
 
+mod broken;
 mod cases;
 mod frozen;
 mod fuel;
@@ -9,3 +10,6 @@ mod next_minor;
 mod repeats;
 mod shelf;
 mod state;
+
+#[path = "../../../../host/policy-wasm/tests/support/mod.rs"]
+mod wat_guest;

@@ -9,9 +9,7 @@ use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use crate::frozen::{FROZEN, component};
 use crate::next_host::{NextHost, contract};
 use crate::shelf::bench;
-
-#[path = "../../../../host/policy-wasm/tests/support/mod.rs"]
-mod wat_guest;
+use crate::wat_guest;
 
 /// The contract's minor is the last number while the first is 0.
 const NEXT_MINOR: &str = "0.1.1";
