@@ -75,13 +75,14 @@ pub fn root() -> PathBuf {
 }
 
 /// Rules that have a native twin.
-pub const NATIVE: [(Decision, &str); 11] = [
+pub const NATIVE: [(Decision, &str); 12] = [
     (Decision::Admission, "bounded"),
     (Decision::Admission, "queue-quota"),
     (Decision::Routing, "best-credit"),
     (Decision::Routing, "load-overlap"),
     (Decision::Routing, "overlap-load"),
     (Decision::Fairness, "class-first"),
+    (Decision::Fairness, "round-robin"),
     (Decision::Fairness, "vtc"),
     (Decision::Eviction, "gdsf"),
     (Decision::Eviction, "lru"),
@@ -102,6 +103,7 @@ pub fn native(rule: &str, parameters: &str) -> Result<Subject, String> {
         "load-overlap" => Subject::Routing(made::<penstock_routing_load_overlap::Seat>(parameters)?),
         "overlap-load" => Subject::Routing(made::<host::OverlapLoad>(parameters)?),
         "class-first" => Subject::Fairness(made::<host::ClassFirst>(parameters)?),
+        "round-robin" => Subject::Fairness(made::<penstock_fairness_round_robin::Seat>(parameters)?),
         "vtc" => Subject::Fairness(made::<penstock_fairness_vtc::Seat>(parameters)?),
         "gdsf" => Subject::Eviction(made::<penstock_eviction_gdsf::Seat>(parameters)?),
         "lru" => Subject::Eviction(made::<host::Lru>(parameters)?),
