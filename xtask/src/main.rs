@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo_model;
+mod load;
 mod metrics_page;
 mod policies;
 mod python;
@@ -78,6 +79,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Send a steady load to a running server, and say second by second which policy generation placed it.
+    Load(load::LoadArgs),
     /// Write docs/metrics.md from the table in the engine.
     Metrics {
         /// Only fail when it differs.
@@ -106,6 +109,7 @@ fn run() -> Result<()> {
         Task::Policies { check: None, .. } => policies::run(&root()?),
         Task::Policies { check: Some(file), args } => policies::check(&root()?, &file, &args),
         Task::Bench { bench, profile, args } => bench::run(&root()?, bench, profile.as_deref(), &args),
+        Task::Load(args) => load::run(&args),
         Task::Metrics { check } => metrics_page::generate(check),
     }
 }

@@ -19,6 +19,10 @@ pub const DECISIONS: [&str; 5] = ["admission", "routing", "fairness", "eviction"
 /// The cargo profile of a component.
 const PROFILE: &str = "guest";
 const TRIPLE: &str = "wasm32-unknown-unknown";
+/// The set that the server seats unless told otherwise, in `policies/`;
+const SHIPPED: &str = "shipped.toml";
+/// and its name beside the components, where the server looks for it.
+pub const SHIPPED_BUILT: &str = "policies.toml";
 
 /// What a build gave.
 #[derive(Debug)]
@@ -59,6 +63,7 @@ pub fn build(root: &Path) -> Result<Built> {
     if fs::read_to_string(&stamp).is_ok_and(|last| last == fingerprint) {
         let there: Result<Vec<_>> = guests.iter().map(|guest| guest.component(&folder)).collect();
         if let Ok(components) = there {
+            ship(root, &folder)?;
             return Ok(Built { components, skipped: None });
         }
     }
@@ -68,6 +73,7 @@ pub fn build(root: &Path) -> Result<Built> {
     for (guest, module) in guests.iter().zip(&modules) {
         guest.componentise(&componentise, module, &folder)?;
     }
+    ship(root, &folder)?;
     fs::write(&stamp, fingerprint).with_context(|| format!("write {}", stamp.display()))?;
     let components: Vec<_> = guests.iter().map(|guest| guest.component(&folder)).collect::<Result<_>>()?;
     for component in &components {
@@ -88,6 +94,9 @@ pub fn run(root: &Path) -> Result<()> {
     for component in &built.components {
         println!("{}  {}", component.sha256, component.path.display());
     }
+    if built.skipped.is_none() {
+        println!("the shipped set: {}", target(root).join("policies").join(SHIPPED_BUILT).display());
+    }
     Ok(())
 }
 
@@ -99,6 +108,25 @@ pub fn check(root: &Path, file: &Path, args: &[String]) -> Result<()> {
     let status = command.arg(&file).args(args).current_dir(root).status().context("run penstock-conformance")?;
     ensure!(status.success(), "{} does not keep the contract: see above", file.display());
     Ok(())
+}
+
+/// Puts the shipped set beside the components that it names. A running server that watches the folder sees all of it or nothing.
+fn ship(root: &Path, folder: &Path) -> Result<()> {
+    let path = root.join("policies").join(SHIPPED);
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    for file in files_of(&text).with_context(|| format!("{}: not a policy set", path.display()))? {
+        ensure!(folder.join(&file).is_file(), "{} names {file}, which no policy becomes", path.display());
+    }
+    let unfinished = folder.join("policies.toml.unfinished");
+    fs::write(&unfinished, text).with_context(|| format!("write {}", unfinished.display()))?;
+    fs::rename(&unfinished, folder.join(SHIPPED_BUILT)).context("put the shipped set in its place")
+}
+
+/// The component files that a set names.
+fn files_of(set: &str) -> Result<Vec<String>> {
+    let seats: toml::Table = set.parse()?;
+    let policies = seats.values().filter_map(|seat| seat.get("policy")?.as_str());
+    Ok(policies.filter_map(|policy| policy.strip_prefix("file:")).map(str::to_owned).collect())
 }
 
 fn skip(why: String) -> Built {
@@ -208,6 +236,21 @@ mod tests {
         let path = guest.path(Path::new("out"));
         assert_eq!(path, Path::new("out/routing-load-overlap.wasm"));
         assert_eq!(digest_path(&path), Path::new("out/routing-load-overlap.wasm.sha256"));
+    }
+
+    #[test]
+    fn the_shipped_set_seats_a_policy_of_the_tree_in_every_seat() {
+        let root = crate::root().expect("xtask lies in the repository");
+        let text = fs::read_to_string(root.join("policies").join(SHIPPED)).expect("it is in the tree");
+        let mut shipped = files_of(&text).expect("it is a set");
+        shipped.sort();
+        let folder = Path::new("");
+        let built: Vec<_> = guests(&root).expect("policies/ is there").iter().map(|guest| guest.path(folder)).collect();
+        assert!(shipped.iter().all(|file| built.iter().any(|path| path == Path::new(file))), "{shipped:?}");
+        let mut decisions = DECISIONS;
+        decisions.sort_unstable();
+        let seats: Vec<_> = shipped.iter().filter_map(|file| file.split('-').next()).collect();
+        assert_eq!(seats, decisions);
     }
 
     #[test]

@@ -4,12 +4,12 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{demo_model, root, target};
+use crate::{demo_model, policies, root, target};
 
 /// The one profile for tests and for serving.
 pub const PROFILE: &str = "ci";
 
-/// Fetches the demo model unless another one is named, builds, and becomes the server.
+/// Fetches the demo model unless another one is named, builds the server and the shipped policies, and becomes the server.
 pub fn serve(args: &[String]) -> Result<()> {
     let root = root()?;
     let asks_only = args.iter().any(|arg| arg == "--help" || arg == "-h");
@@ -18,6 +18,11 @@ pub fn serve(args: &[String]) -> Result<()> {
         demo_model::ensure()?;
     }
     build(&root)?;
+    // The server finds the shipped set beside its binary. Whoever names another set needs no tool chain for this one.
+    let names_policies = args.iter().any(|arg| arg == "--policies" || arg.starts_with("--policies="));
+    if !asks_only && !names_policies {
+        policies::build(&root)?;
+    }
     let mut server = Command::new(target(&root).join(PROFILE).join("penstock"));
     server.arg("serve").args(args);
     run(server)
