@@ -26,7 +26,7 @@ use crate::permit::{Bound, Permits};
 use crate::policies::activation::{self, Activation, ActivationError};
 use crate::policies::log::DecisionRecord;
 use crate::policies::machine::{FIRST, MachineSeats, PolicyPlane};
-use crate::policies::seats::{Machine, PolicySource, PreparedPolicies};
+use crate::policies::seats::{Machine, Memory, PolicySource, PreparedPolicies};
 use crate::replica_loop::ReplicaLoop;
 use crate::replica_wake;
 use crate::request::{Submission, Ticket};
@@ -279,6 +279,15 @@ impl Engine {
     /// A refusal by any machine, or no answer in time; then the set in force stays in force everywhere.
     pub fn activate(&self, source: &PolicySource) -> Result<Activation, ActivationError> {
         activation::activate(&self.wiring, source)
+    }
+
+    /// What the policies of every machine remember as of their last snapshots, for whoever keeps it over a restart. Asks no policy; blocks
+    /// until the machines have answered between two steps.
+    ///
+    /// # Errors
+    /// No answer in time, or the engine does not run.
+    pub fn policy_memories(&self) -> Result<Vec<(Machine, Option<Memory>)>, ActivationError> {
+        activation::recall(&self.wiring)
     }
 
     /// The policy generation in force at the gateway.

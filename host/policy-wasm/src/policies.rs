@@ -153,17 +153,11 @@ impl WasmPolicies {
         SwapReport { from, to: generation, seats, retired: Retired { machine: self.machine, chairs: next } }
     }
 
-    /// Gives saved states back, e.g. those of the process before this one, `elapsed_us` after they were saved.
-    pub fn resume(
-        &mut self,
-        remembered: &Remembered,
-        cause: RestoreCause,
-        now: Instant,
-        elapsed_us: u64,
-    ) -> Vec<SeatSwap> {
+    /// Gives saved states back, e.g. those of the process before this one. How much time has passed is what each snapshot says.
+    pub fn resume(&mut self, remembered: &Remembered, cause: RestoreCause, now: Instant) -> Vec<SeatSwap> {
         let mut seats = Vec::new();
         each_chair!(&mut self.chairs, self.machine, |chair| {
-            seats.push(resume(chair, remembered, cause, now.as_us(), elapsed_us));
+            seats.push(resume(chair, remembered, cause, now.as_us()));
         });
         seats
     }
@@ -330,21 +324,14 @@ fn outcome_of(taken: Result<Kept, RestoreError>) -> SwapOutcome {
     }
 }
 
-fn resume<W: World>(
-    chair: &mut Chair<W>,
-    remembered: &Remembered,
-    cause: RestoreCause,
-    now_us: u64,
-    elapsed_us: u64,
-) -> SeatSwap {
+fn resume<W: World>(chair: &mut Chair<W>, remembered: &Remembered, cause: RestoreCause, now_us: u64) -> SeatSwap {
     let decision = W::DECISION;
     let fresh = |reason| SeatSwap { decision, outcome: SwapOutcome::Fresh(reason), state_bytes: 0 };
     let Some(saved) = remembered.seat(decision) else { return fresh(FreshReason::NoState) };
     let Some(living) = chair.living_mut().filter(|living| living.terms().name == saved.policy) else {
         return fresh(FreshReason::OtherPolicy);
     };
-    let mut info = saved.snapshot.info(cause, now_us);
-    info.elapsed_us = elapsed_us;
+    let info = saved.snapshot.info(cause, now_us);
     let outcome = outcome_of(living.restore(&info, &saved.snapshot.bytes));
     SeatSwap { decision, outcome, state_bytes: saved.snapshot.bytes.len() }
 }

@@ -199,7 +199,7 @@ fn state_survives_a_restart() {
     assert_eq!(remembered.seat(Decision::Eviction).expect("a snapshot").snapshot.saved_now_us, 2_000_000);
     drop(before);
     let mut after = bench.seat(&guest);
-    let seats = after.resume(&remembered, RestoreCause::Restart, Instant::ZERO, 5_000_000);
+    let seats = after.resume(&remembered, RestoreCause::Restart, Instant::ZERO);
     assert_eq!(seats[1].outcome, SwapOutcome::Carried(Kept::Kept));
     assert_eq!(state(&mut after), 7);
     assert!(drained(&mut after).happenings.is_empty());

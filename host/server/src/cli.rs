@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{AdminListen, Config, Faults};
+use crate::config::{AdminListen, Config, Faults, StateDir};
 use crate::policies::command::PolicyArgs;
 
 /// Serves language models over an OpenAI-style HTTP API.
@@ -77,12 +77,15 @@ pub struct ServeArgs {
     /// File with the bearer token that the admin listener wants; needed where it is not on loopback [default: none].
     #[arg(long, value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
-    /// First policy set: a document (TOML or JSON), or `native` [default: that of --policy-dir, else native].
+    /// First policy set: a document (TOML or JSON), `native` or `shipped`; it must serve. Unless named: that of --policy-dir, else what was in force when the last run ended, else the shipped set, else the native defaults.
     #[arg(long, value_name = "FILE")]
     pub policies: Option<String>,
     /// Folder that is watched: the set in its policies.toml or policies.json is put in force whenever it changes [default: none].
     #[arg(long, value_name = "DIR")]
     pub policy_dir: Option<PathBuf>,
+    /// Folder where what decides is kept over a restart, or `off` [default: one for each listening address, beside the model cache].
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<StateDir>,
     /// Replicas in this process; they share weights and threads [default: 1].
     #[arg(long, value_name = "N")]
     pub replicas: Option<u32>,
@@ -123,6 +126,7 @@ impl ServeArgs {
         config.server.admin_token_file = args.admin_token_file.or(config.server.admin_token_file);
         config.policy.set = args.policies.or(config.policy.set);
         config.policy.dir = args.policy_dir.or(config.policy.dir);
+        set(&mut config.policy.state_dir, args.state_dir);
         config.server.keys = args.keys.or(config.server.keys);
         config.name_all_classes();
         faults.extend(config.check());

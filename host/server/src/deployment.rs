@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use penstock_base::GatewayEpoch;
 
+use crate::config::{Config, StateDir};
+
 /// Bytes of the secret that are used.
 pub const SECRET_BYTES: usize = 32;
 
@@ -34,6 +36,21 @@ fn next_epoch() -> Result<GatewayEpoch> {
 /// A folder of this name beside what is kept between starts.
 pub fn default_dir(name: &str) -> Option<PathBuf> {
     default_file(name)
+}
+
+/// Where what decides is kept over a restart. Unless told, a server is the same again when it listens on the same address; one that takes any
+/// free port is none that could come back.
+pub fn state_dir(config: &Config) -> Option<PathBuf> {
+    let listen = config.server.listen;
+    match &config.policy.state_dir {
+        StateDir::At(path) => Some(path.clone()),
+        StateDir::Off => None,
+        StateDir::Auto if listen.port() == 0 => None,
+        StateDir::Auto => {
+            let name = listen.to_string().replace(['[', ']'], "").replace(':', "-");
+            default_dir("state").map(|dir| dir.join(name))
+        }
+    }
 }
 
 /// [`next_epoch`], or where nothing can be written a number drawn at random, which an earlier start may have had.

@@ -32,7 +32,9 @@ fn main() -> ExitCode {
             serve::run(config)
         }),
         Command::Config(args) => with_config(&args, |config| {
-            print!("{}", toml::to_string(&config)?);
+            let state_dir = deployment::state_dir(&config);
+            let first = policies::foreseen(&policies::Wanted::of(&config), state_dir.as_deref());
+            print!("{first}{}", toml::to_string(&config)?);
             Ok(())
         }),
         Command::Policy(args) => match policies::command::run(&args) {

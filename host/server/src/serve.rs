@@ -14,7 +14,7 @@ use crate::config::{AdminListen, Config};
 use crate::deployment;
 use crate::edge::{self, AdminToken, App, Listener, Parts, Timeouts};
 use crate::machines;
-use crate::policies::{self, By, Keeper, MakerSettings, Publication};
+use crate::policies::{Folder, Keeper, MakerSettings, Publication, Wanted};
 use crate::tenants::{Identity, Tenants};
 
 /// After a drain: how long connections may take to close at least, when nothing of the grace is left.
@@ -49,12 +49,16 @@ pub fn run(config: Config) -> Result<()> {
     let (reports, inbox) = Keeper::inbox();
     let settings = MakerSettings {
         cache_dir: deployment::default_dir("compiled-policies"),
+        state_dir: deployment::state_dir(&config),
         secret: secret.to_vec(),
         replicas: config.replicas.count,
         context_tokens_max: executors.first().map_or(0, |executor| executor.geometry().context_tokens_max),
     };
     let publication = Publication::new(&settings, reports);
-    let engine_config = EngineConfig { policies: publication.first_source(), ..machines::engine_config(&config)? };
+    // Seen before the first set is chosen: what changes in the folder meanwhile is a change.
+    let folder = config.policy.dir.clone().map(Folder::new);
+    let first = publication.choose_first(&Wanted::of(&config))?;
+    let engine_config = EngineConfig { policies: first, ..machines::engine_config(&config)? };
     let engine = Engine::start(engine_config, served, executors).context("start the engine")?;
     let context_tokens_max = longest_sequence(&engine, &config);
     let app = Arc::new(App::new(Parts {
@@ -68,21 +72,12 @@ pub fn run(config: Config) -> Result<()> {
         publication,
         admin_token,
     }));
-    first_policies(&app);
-    let keeper = Keeper::start(Arc::clone(&app), inbox, app.config.policy.dir.clone())?;
+    let keeper = Keeper::start(Arc::clone(&app), inbox, folder)?;
     runtime.block_on(serve(Arc::clone(&app), listeners, start))?;
     keeper.end();
     let is_joined = app.engine.shutdown();
     tracing::info!(joined = is_joined, "stopped");
     Ok(())
-}
-
-/// Puts the configured set in force. One that is refused is named, and the native defaults serve: policies never keep a server down.
-fn first_policies(app: &App) {
-    let Some(set) = app.config.policy.set.as_deref().filter(|set| *set != "native") else { return };
-    if let Err(why) = policies::publish(&app.publication, &app.engine, Path::new(set), By::Start) {
-        tracing::error!(set, why, "the first policy set was refused: the native defaults serve in its place");
-    }
 }
 
 fn read_tenants(config: &Config, identity: &Identity) -> Result<Tenants> {
@@ -178,8 +173,10 @@ fn announce(app: &App, listeners: &Listeners, start: Instant) {
         "ready"
     );
     eprintln!(
-        "\nPenstock serves {} on http://{address}\n  try: curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{{\"model\": \"{}\", \"temperature\": 0, \"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France?\"}}]}}'\n",
-        app.model_name, app.model_name
+        "\nPenstock serves {} on http://{address}\n  decided by: {}\n  try: curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{{\"model\": \"{}\", \"temperature\": 0, \"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France?\"}}]}}'\n",
+        app.model_name,
+        app.publication.summary(),
+        app.model_name
     );
 }
 

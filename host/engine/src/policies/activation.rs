@@ -72,6 +72,13 @@ pub(crate) fn activate(wiring: &Wiring, source: &PolicySource) -> Result<Activat
     done
 }
 
+/// What every machine's seats remember, the gateway's first; none where a machine starts anew.
+pub(crate) fn recall(wiring: &Wiring) -> Result<Vec<(Machine, Option<Memory>)>, ActivationError> {
+    // No set takes over meanwhile.
+    let _turn = wiring.policies.activating.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    Session::new(wiring).recall()
+}
+
 /// One activation.
 struct Session<'a> {
     wiring: &'a Wiring,

@@ -92,6 +92,47 @@ impl From<AdminListen> for String {
     }
 }
 
+/// Where what decides is kept over a restart.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum StateDir {
+    /// In a folder of the listening address, beside the model cache; nowhere where the port is any free one.
+    #[default]
+    Auto,
+    /// Nowhere.
+    Off,
+    /// There.
+    At(PathBuf),
+}
+
+impl From<String> for StateDir {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "auto" => Self::Auto,
+            "off" => Self::Off,
+            _ => Self::At(text.into()),
+        }
+    }
+}
+
+impl FromStr for StateDir {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(text.to_owned().into())
+    }
+}
+
+impl From<StateDir> for String {
+    fn from(dir: StateDir) -> Self {
+        match dir {
+            StateDir::Auto => "auto".to_owned(),
+            StateDir::Off => "off".to_owned(),
+            StateDir::At(path) => path.to_string_lossy().into_owned(),
+        }
+    }
+}
+
 /// Bounds of the HTTP edge.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -192,10 +233,15 @@ pub struct GenerationConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyConfig {
-    /// The first set: a document (TOML or JSON), or `native`. Absent: the folder's, else the native defaults.
+    /// The first set, which must serve: a document (TOML or JSON), `native` or `shipped`. Absent: the folder's, else what was in force when
+    /// the last run ended, else the shipped one, else the native defaults.
     pub set: Option<String>,
     /// A folder that is watched: the set in its `policies.toml` or `policies.json` is put in force whenever it changes.
     pub dir: Option<PathBuf>,
+    /// The document of the set that ships with the server. Absent: `policies/policies.toml` beside the binary.
+    pub shipped: Option<PathBuf>,
+    /// Where what decides is kept over a restart.
+    pub state_dir: StateDir,
     /// Seed of everything random in the machines; with it a run can be repeated.
     pub run_seed: u64,
     /// Time between two overload questions.
@@ -309,6 +355,15 @@ impl Default for GenerationConfig {
 
 impl Default for PolicyConfig {
     fn default() -> Self {
-        Self { set: None, dir: None, run_seed: 0, overload_tick_ms: 100, stale_load_ms: 500, stale_cache_ms: 2_000 }
+        Self {
+            set: None,
+            dir: None,
+            shipped: None,
+            state_dir: StateDir::Auto,
+            run_seed: 0,
+            overload_tick_ms: 100,
+            stale_load_ms: 500,
+            stale_cache_ms: 2_000,
+        }
     }
 }

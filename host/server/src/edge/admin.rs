@@ -15,8 +15,7 @@ use super::error::ApiError;
 pub async fn config(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
     let text = toml::to_string(&app.config).map_err(|_| ApiError::internal("the configuration cannot be shown"))?;
     // Not a key: the set may change while everything else stays.
-    let set = app.publication.in_force();
-    let text = format!("# policy set in force: {set} (generation {})\n{text}", app.engine.policy_generation().0);
+    let text = app.publication.comments(&app.engine) + &text;
     Ok(([(header::CONTENT_TYPE, "application/toml; charset=utf-8")], text))
 }
 

@@ -125,8 +125,15 @@ fn short(value: &Value) -> &str {
     digest.get(..12).unwrap_or(digest)
 }
 
+/// A set by the beginning of its digest, or by the file that was to become one.
+fn named(value: &Value) -> &str {
+    let name = text(value);
+    if name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit()) { short(value) } else { name }
+}
+
 fn listing(all: &Value) -> String {
     let mut out = format!("generation {}, set {}, by {}\n", all["generation"], short(&all["digest"]), text(&all["by"]));
+    out += &format!("  began with {}\n", text(&all["origin"]));
     let rows = |name: &'static str| all[name].as_array().into_iter().flatten();
     for seat in rows("seats") {
         let component = seat.get("component").map(|component| format!("  {}", short(component))).unwrap_or_default();
@@ -142,7 +149,11 @@ fn listing(all: &Value) -> String {
     }
     for event in rows("history") {
         let reason = event["reason"].as_str().map(|reason| format!(": {reason}")).unwrap_or_default();
-        out += &format!("{}  {} {}{reason}\n", event["at_s"], text(&event["event"]), short(&event["set"]));
+        let whose = event["seat"]
+            .as_str()
+            .map(|seat| format!(" {seat} {} at the {}", text(&event["policy"]), text(&event["machine"])));
+        let whose = whose.unwrap_or_default();
+        out += &format!("{}  {} {}{whose}{reason}\n", event["at_s"], text(&event["event"]), named(&event["set"]));
     }
     out
 }

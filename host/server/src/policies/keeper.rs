@@ -17,6 +17,8 @@ use super::report::{REPORTS_MAX, Report};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How soon the thread sees that it is to end.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// How often what policies remember is written down, where it has changed: what a crash may cost them.
+const KEEP_EVERY: Duration = Duration::from_secs(5);
 /// Names of the folder's set, the first one there counts.
 const DOCUMENTS: [&str; 2] = ["policies.toml", "policies.json"];
 /// Files of the folder that are looked at.
@@ -50,13 +52,14 @@ impl Keeper {
     ///
     /// # Errors
     /// The system gives no thread.
-    pub fn start<K: Kept>(kept: Arc<K>, inbox: Inbox, folder: Option<PathBuf>) -> Result<Self> {
+    pub fn start<K: Kept>(kept: Arc<K>, inbox: Inbox, folder: Option<Folder>) -> Result<Self> {
         let (stop, stopped) = sync_channel::<()>(1);
         let thread = std::thread::Builder::new()
             .name("penstock-keep".into())
             .spawn(move || {
-                let mut folder = folder.map(Folder::new);
+                let mut folder = folder;
                 let mut look_at = Instant::now();
+                let mut keep_at = look_at + KEEP_EVERY;
                 while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
                     match inbox.0.recv_timeout(PATIENCE) {
                         Ok(report) => kept.publication().heard(kept.engine(), report),
@@ -68,7 +71,13 @@ impl Keeper {
                         folder.look(kept.publication(), kept.engine());
                         look_at = Instant::now() + LOOK_EVERY;
                     }
+                    if Instant::now() >= keep_at {
+                        kept.publication().keep_states(kept.engine());
+                        keep_at = Instant::now() + KEEP_EVERY;
+                    }
                 }
+                // As of the end; the engine still runs.
+                kept.publication().keep_states(kept.engine());
             })
             .context("start the keeper of policies")?;
         Ok(Self { stop, thread })
@@ -84,15 +93,17 @@ impl Keeper {
 }
 
 /// A watched folder.
-struct Folder {
+pub struct Folder {
     path: PathBuf,
     /// Names, sizes and times of its files when it was last read.
     seen: Vec<(PathBuf, u64, Option<SystemTime>)>,
 }
 
 impl Folder {
-    fn new(path: PathBuf) -> Self {
-        Self { path, seen: Vec::new() }
+    /// As it is now: what changes from here on counts.
+    pub fn new(path: PathBuf) -> Self {
+        let seen = files(&path);
+        Self { path, seen }
     }
 
     /// Reads the set when anything has changed, and puts it in force when it differs from the one that is.
@@ -102,7 +113,7 @@ impl Folder {
             return;
         }
         self.seen = files;
-        let Some(path) = DOCUMENTS.iter().map(|name| self.path.join(name)).find(|path| path.is_file()) else { return };
+        let Some(path) = document_of(&self.path) else { return };
         if let Err(why) = publish(publication, engine, &path, By::Folder) {
             // A file that is still being written is read again when it has changed once more.
             tracing::error!(path = %path.display(), why, "the policy folder's set was refused: the present one stays");
@@ -110,11 +121,16 @@ impl Folder {
     }
 }
 
+/// The folder's set.
+pub fn document_of(folder: &Path) -> Option<PathBuf> {
+    DOCUMENTS.iter().map(|name| folder.join(name)).find(|path| path.is_file())
+}
+
 /// Reads, loads and activates the set at `path`, unless it is in force.
 ///
 /// # Errors
 /// Why it was refused; also in the history.
-pub fn publish(publication: &Publication, engine: &Engine, path: &Path, by: By) -> Result<(), String> {
+fn publish(publication: &Publication, engine: &Engine, path: &Path, by: By) -> Result<(), String> {
     let named = path.display().to_string();
     let refuse = |why: String| {
         publication.refused(&named, &why, by);

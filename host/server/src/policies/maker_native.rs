@@ -2,7 +2,8 @@
 
 use std::sync::mpsc::SyncSender;
 
-use penstock_engine::PolicySource;
+use penstock_base::Instant;
+use penstock_engine::{Machine, Memory, PolicySource};
 use serde_json::{Value, json};
 
 use super::report::Report;
@@ -14,6 +15,13 @@ pub struct Maker(std::convert::Infallible);
 /// The native defaults.
 #[derive(Clone)]
 pub struct ParsedSet;
+
+/// Nothing needs to be kept at hand.
+pub struct Pinned;
+
+/// Native policies remember nothing.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct States;
 
 const WHY: &str = "this build has no WebAssembly (feature `wasm`): only the native defaults serve";
 
@@ -55,6 +63,45 @@ impl Maker {
     pub fn source(&self, _: &ParsedSet) -> PolicySource {
         match self.0 {}
     }
+
+    /// The same at the server's start.
+    pub fn first_source(&self, _: &ParsedSet, _: States) -> PolicySource {
+        match self.0 {}
+    }
+
+    /// # Errors
+    /// Never called.
+    pub fn try_out(&self, _: &ParsedSet, _: &States) -> Result<(), Fault> {
+        match self.0 {}
+    }
+
+    /// Keeps nothing.
+    pub fn pin(&self, _: &ParsedSet) -> Pinned {
+        match self.0 {}
+    }
+
+    /// What machines remember.
+    pub fn states(&self, _: Vec<(Machine, Option<Memory>)>) -> States {
+        match self.0 {}
+    }
+
+    /// In bytes.
+    pub fn encode(&self, _: &States, _: Instant, _: u64) -> Option<Vec<u8>> {
+        match self.0 {}
+    }
+
+    /// # Errors
+    /// Never called.
+    pub fn decode(&self, _: &[u8], _: u64) -> Result<States, String> {
+        match self.0 {}
+    }
+}
+
+impl States {
+    /// Always.
+    pub fn is_empty(&self) -> bool {
+        true
+    }
 }
 
 impl ParsedSet {
@@ -71,6 +118,17 @@ impl ParsedSet {
     /// The document.
     pub fn document(&self) -> Value {
         json!({})
+    }
+
+    /// # Errors
+    /// Always.
+    pub fn read(_: &Value) -> Result<Self, String> {
+        Err(WHY.to_owned())
+    }
+
+    /// Components that it names.
+    pub fn components(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// Who sits where.

@@ -1,26 +1,33 @@
 //! Sets whose seats are WebAssembly components: from documents and bytes to what the engine seats.
 
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_base::{Duration, Generation, Instant};
 use penstock_engine::{Machine, Memory, PolicySource, PreparedPolicies, SeatedPolicies, TakenOver};
 use penstock_policy_api::validate::Malformed;
 use penstock_policy_api::{
-    AdmissionPolicy, Decision, EvictionPolicy, FairnessPolicy, FallbackReason, OverloadPolicy, Policies, RoutingPolicy,
+    AdmissionPolicy, Decision, EvictionPolicy, FairnessPolicy, FallbackReason, OverloadPolicy, Policies, RestoreCause,
+    RoutingPolicy,
 };
 use penstock_policy_wasm::{
-    CacheSecret, Component, Digest, Happening, Library, LogLevel, LogLine, PolicyRef, PolicySet, PolicySink, Prepared,
-    Remembered, Retired, Runtime, RuntimeConfig, Speaker, WasmPolicies, Workshop,
+    CacheSecret, Component, Digest, FreshReason, Happening, Library, LogLevel, LogLine, PolicyRef, PolicySet,
+    PolicySink, Prepared, Remembered, Retired, Runtime, RuntimeConfig, RuntimeError, SeatSwap, Speaker, SwapOutcome,
+    WasmPolicies, Workshop,
 };
 use serde_json::{Value, json};
 
 use super::report::{Report, Said};
-use super::{Fault, MakerSettings};
+pub use super::saved::States;
+use super::{Fault, MakerSettings, saved};
 
 /// How often what policies say is collected.
 const COLLECT_EVERY: Duration = Duration::from_ms(100);
+
+/// What usually keeps the engine from starting. Each instance has its addresses reserved, so that no access needs a check; no memory is.
+const REMEDY: &str =
+    "components need some 2 TiB of addresses (not of memory): lift the limit on them (`ulimit -v unlimited`)";
 
 /// Runs components and knows those at hand.
 pub struct Maker {
@@ -31,12 +38,16 @@ struct Shop {
     runtime: Runtime,
     library: Library,
     context_window_tokens: u32,
+    replicas: u32,
     reports: SyncSender<Report>,
 }
 
 /// A set, parsed and digested.
 #[derive(Clone)]
 pub struct ParsedSet(Arc<PolicySet>);
+
+/// Keeps a set's components at hand, whatever else comes.
+pub struct Pinned(#[allow(dead_code, reason = "held, not read")] Vec<Arc<Component>>);
 
 impl Maker {
     /// Starts the engine for components.
@@ -49,9 +60,13 @@ impl Maker {
         // Each machine has up to four seats; for a moment there are three of each: the present one, the next one, and its trial.
         let instances_max = defaults.instances_max.max(12 * (settings.replicas + 1));
         let config = RuntimeConfig { cache, instances_max, ..defaults };
-        let runtime = Runtime::new(config).map_err(|fault| fault.to_string())?;
+        let runtime = Runtime::new(config).map_err(|fault| match fault {
+            RuntimeError::Engine(_) => format!("{fault}; {REMEDY}"),
+            fault => fault.to_string(),
+        })?;
         let context_window_tokens = settings.context_tokens_max;
-        Ok(Self { shop: Arc::new(Shop { runtime, library: Library::new(), context_window_tokens, reports }) })
+        let replicas = settings.replicas;
+        Ok(Self { shop: Arc::new(Shop { runtime, library: Library::new(), context_window_tokens, replicas, reports }) })
     }
 
     /// Checks, compiles and keeps a component.
@@ -101,29 +116,85 @@ impl Maker {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn parse(&self, document: &Value) -> Result<ParsedSet, Fault> {
-        let set = PolicySet::from_value(document).map_err(|faults| Fault::Refused(faults.to_string()))?;
-        Ok(ParsedSet(Arc::new(set)))
+        ParsedSet::read(document).map_err(Fault::Refused)
     }
 
     /// Makes and tries instances of `set`, machine by machine.
     pub fn source(&self, set: &ParsedSet) -> PolicySource {
+        self.first_source(set, States::new())
+    }
+
+    /// The same at the server's start: each machine's policies get their state back from `states`, once. A machine that starts anew later
+    /// begins afresh, as its state may be what broke it.
+    pub fn first_source(&self, set: &ParsedSet, states: States) -> PolicySource {
         let (shop, set) = (Arc::clone(&self.shop), Arc::clone(&set.0));
         let digest: Arc<str> = set.digest().to_string().into();
+        let states = Mutex::new(states);
         PolicySource::preparing(move |machine, memory: Option<&Memory>| {
-            let workshop = Workshop {
-                runtime: &shop.runtime,
-                library: &shop.library,
-                context_window_tokens: shop.context_window_tokens,
-            };
-            let remembered = memory.and_then(|memory| memory.downcast_ref::<Remembered>()).cloned().unwrap_or_default();
-            let kind = match machine {
-                Machine::Gateway => penstock_policy_wasm::Machine::Gateway,
-                Machine::Replica(_) => penstock_policy_wasm::Machine::Replica,
-            };
-            let prepared = Prepared::new(&workshop, &set, kind, &remembered).map_err(|faults| faults.to_string())?;
-            let voice = Voice { set: Arc::clone(&digest), machine, reports: shop.reports.clone() };
-            Ok(Box::new(Ready { prepared, voice }))
+            // No step between two whole states can panic.
+            let resumed = states.lock().unwrap_or_else(PoisonError::into_inner).remove(&machine);
+            let remembered = memory.and_then(|memory| memory.downcast_ref::<Remembered>()).or(resumed.as_ref());
+            let prepared = shop.prepare(&set, machine, remembered).map_err(|faults| faults.to_string())?;
+            let voice = Voice { set: Arc::clone(&digest), generation: 0, machine, reports: shop.reports.clone() };
+            Ok(Box::new(Ready { prepared, voice, resumed }))
         })
+    }
+
+    /// Can `set` serve at every machine of this server, all at once, and live with `states`?
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn try_out(&self, set: &ParsedSet, states: &States) -> Result<(), Fault> {
+        let machines = std::iter::once(Machine::Gateway).chain((0..self.shop.replicas).map(Machine::Replica));
+        let prepare = |machine| {
+            let prepared = self.shop.prepare(&set.0, machine, states.get(&machine));
+            prepared.map_err(|faults| Fault::Refused(format!("refused at the {machine}: {faults}")))
+        };
+        machines.map(prepare).collect::<Result<Vec<_>, _>>().map(|_| ())
+    }
+
+    /// Keeps the components of `set` at hand.
+    pub fn pin(&self, set: &ParsedSet) -> Pinned {
+        Pinned(set.0.components().into_iter().filter_map(|digest| self.shop.library.get(digest)).collect())
+    }
+
+    /// What machines remember, as far as components do.
+    pub fn states(&self, memories: Vec<(Machine, Option<Memory>)>) -> States {
+        let remembered = |memory: Option<Memory>| Some(*memory?.downcast::<Remembered>().ok()?);
+        memories.into_iter().filter_map(|(machine, memory)| Some((machine, remembered(memory)?))).collect()
+    }
+
+    /// States as bytes, at `now` of the machines and `unix_us` of the world. None when there is nothing in them.
+    pub fn encode(&self, states: &States, now: Instant, unix_us: u64) -> Option<Vec<u8>> {
+        saved::encode(states.iter().map(|(machine, remembered)| (*machine, remembered)), now.as_us(), unix_us)
+    }
+
+    /// States from bytes, at `unix_us`.
+    ///
+    /// # Errors
+    /// Bytes that are none.
+    pub fn decode(&self, bytes: &[u8], unix_us: u64) -> Result<States, String> {
+        saved::decode(bytes, unix_us).map_err(|fault| fault.to_string())
+    }
+}
+
+impl Shop {
+    fn prepare(
+        &self,
+        set: &Arc<PolicySet>,
+        machine: Machine,
+        remembered: Option<&Remembered>,
+    ) -> Result<Prepared, penstock_policy_wasm::PrepareFaults> {
+        let workshop = Workshop {
+            runtime: &self.runtime,
+            library: &self.library,
+            context_window_tokens: self.context_window_tokens,
+        };
+        let kind = match machine {
+            Machine::Gateway => penstock_policy_wasm::Machine::Gateway,
+            Machine::Replica(_) => penstock_policy_wasm::Machine::Replica,
+        };
+        Prepared::new(&workshop, set, kind, remembered.unwrap_or(&Remembered::default()))
     }
 }
 
@@ -154,6 +225,19 @@ impl ParsedSet {
         serde_json::from_str(self.0.canonical()).unwrap_or_default()
     }
 
+    /// Reads a document without any component.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn read(document: &Value) -> Result<Self, String> {
+        PolicySet::from_value(document).map(|set| Self(Arc::new(set))).map_err(|faults| faults.to_string())
+    }
+
+    /// Digests of the components that it names.
+    pub fn components(&self) -> Vec<String> {
+        self.0.components().iter().map(Digest::to_string).collect()
+    }
+
     /// Who sits where.
     pub fn seats(&self, maker: Option<&Maker>) -> Vec<Value> {
         let seat = |decision: Decision| {
@@ -177,7 +261,8 @@ impl ParsedSet {
 }
 
 fn name_of(maker: Option<&Maker>, digest: Digest) -> String {
-    let component = maker.and_then(|maker| maker.shop.library.get(digest));
+    let Some(maker) = maker else { return "component".to_owned() };
+    let component = maker.shop.library.get(digest);
     component.map_or_else(|| "not loaded".to_owned(), |component| component.manifest().name.clone())
 }
 
@@ -185,20 +270,40 @@ fn name_of(maker: Option<&Maker>, digest: Digest) -> String {
 #[derive(Clone)]
 struct Voice {
     set: Arc<str>,
+    /// As which it sits; 0 until it does.
+    generation: u64,
     machine: Machine,
     reports: SyncSender<Report>,
 }
 
 impl Voice {
     fn say(&self, from: Speaker<'_>, said: Said) {
+        self.tell(from.decision, from.policy, said);
+    }
+
+    fn tell(&self, decision: Decision, policy: &str, said: Said) {
         // Left out when too much waits, or when the keeper has ended.
         let _ = self.reports.try_send(Report {
             set: Arc::clone(&self.set),
+            generation: self.generation,
             machine: self.machine,
-            decision: from.decision.name(),
-            policy: from.policy.to_owned(),
+            decision: decision.name(),
+            policy: policy.to_owned(),
             said,
         });
+    }
+
+    /// What became of a saved state.
+    fn resumed(&self, seat: SeatSwap, remembered: &Remembered) {
+        let Some(saved) = remembered.seat(seat.decision) else { return };
+        let (bytes, age_ms) = (saved.snapshot.bytes.len(), saved.snapshot.elapsed_us / 1_000);
+        let outcome = match seat.outcome {
+            SwapOutcome::Carried(_) => "given back",
+            SwapOutcome::Fresh(FreshReason::OtherPolicy) => "left, since another policy has the seat",
+            SwapOutcome::Fresh(_) | SwapOutcome::Unchanged => "not taken: it starts fresh",
+        };
+        let words = format!("state of {bytes} bytes, {age_ms} ms old, {outcome}");
+        self.tell(seat.decision, &saved.policy, Said::Resumed(words));
     }
 }
 
@@ -240,6 +345,8 @@ impl PolicySink for Voice {
 struct Ready {
     prepared: Prepared,
     voice: Voice,
+    /// What its policies remember of the process before this one.
+    resumed: Option<Remembered>,
 }
 
 /// A set in the seats of one machine.
@@ -263,8 +370,16 @@ impl Drop for Leaving {
 
 impl PreparedPolicies for Ready {
     fn seat(self: Box<Self>, generation: Generation) -> Box<dyn SeatedPolicies> {
-        let Self { prepared, voice } = *self;
-        Box::new(Seated { policies: WasmPolicies::new(prepared, generation), voice, collected: Instant(0) })
+        let Self { prepared, mut voice, resumed } = *self;
+        voice.generation = generation.0;
+        let mut policies = WasmPolicies::new(prepared, generation);
+        if let Some(remembered) = resumed {
+            // The machine's clock begins now.
+            for seat in policies.resume(&remembered, RestoreCause::Restart, Instant::ZERO) {
+                voice.resumed(seat, &remembered);
+            }
+        }
+        Box::new(Seated { policies, voice, collected: Instant::ZERO })
     }
 
     fn take_over(self: Box<Self>, old: Box<dyn SeatedPolicies>, generation: Generation, now: Instant) -> TakenOver {
@@ -273,7 +388,8 @@ impl PreparedPolicies for Ready {
         }
         let old: Box<dyn Any> = old;
         let mut seated = old.downcast::<Seated>().expect("its type was looked at");
-        let Self { prepared, voice } = *self;
+        let Self { prepared, mut voice, .. } = *self;
+        voice.generation = generation.0;
         let report = seated.policies.swap(prepared, generation, now);
         let former = std::mem::replace(&mut seated.voice, voice);
         TakenOver { seated, retired: Box::new(Leaving { retired: report.retired, voice: former }) }

@@ -2,7 +2,7 @@
 //!
 //! [`publication`] knows the sets: which is in force, which were good before, which were refused and why. [`keeper`] is the thread that
 //! looks after them: it hears what policies say, returns to the last good set when one fails too often, and watches the policy folder.
-//! [`document`] reads sets, `maker` makes them: with WebAssembly (`maker_wasm`), or natively alone (`maker_native`). [`story`] tells
+//! [`state_folder`] has what outlives the process; `saved` the policies' states in bytes. [`document`] reads sets, `maker` makes them: with WebAssembly (`maker_wasm`), or natively alone (`maker_native`). [`story`] tells
 //! decisions in words; `penstock policy` ([`command`]) asks over the admin listener.
 
 pub mod command;
@@ -13,12 +13,15 @@ mod keeper;
 mod maker;
 mod publication;
 mod report;
+#[cfg(feature = "wasm")]
+mod saved;
+mod state_folder;
 pub mod story;
 
 use std::path::PathBuf;
 
-pub use keeper::{Keeper, Kept, publish};
-pub use publication::{By, Publication};
+pub use keeper::{Folder, Keeper, Kept};
+pub use publication::{By, Publication, Wanted, foreseen};
 
 /// What making sets depends on.
 #[derive(Clone)]
@@ -26,6 +29,8 @@ pub use publication::{By, Publication};
 pub struct MakerSettings {
     /// Where compiled components are kept between starts.
     pub cache_dir: Option<PathBuf>,
+    /// Where what decides is kept over a restart.
+    pub state_dir: Option<PathBuf>,
     /// The deployment's secret: vouches for what is kept there.
     pub secret: Vec<u8>,
     /// Replicas in this process.

@@ -1,17 +1,25 @@
 //! The sets: known ones, the one in force, those that were good before it, and what became of every attempt.
+//!
+//! [`first`] chooses the first one, [`keeping`] writes down what must outlive the process, [`shown`] says how things are.
+
+mod first;
+mod keeping;
+mod shown;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use penstock_engine::{Engine, PolicySource};
+use penstock_engine::Engine;
 use serde_json::{Value, json};
 
 use super::document::Document;
-use super::maker::{Maker, ParsedSet};
+use super::maker::{Maker, ParsedSet, Pinned, States};
 use super::report::{Report, Said};
+use super::state_folder::StateFolder;
 use super::{Fault, MakerSettings};
 use crate::edge::unix_s;
+pub use first::{Wanted, foreseen};
 
 /// Sets that are known at once; the one known longest that is neither in force nor good makes room.
 const SETS_MAX: usize = 64;
@@ -27,6 +35,10 @@ const COUNTERS_MAX: usize = 256;
 pub enum By {
     /// The command line or the configuration, at the start.
     Start,
+    /// Nobody: it is the set that ships with the server.
+    Shipped,
+    /// Nobody: there was nothing but the native defaults.
+    Default,
     /// An operator, over the admin listener.
     Admin,
     /// The policy folder.
@@ -39,10 +51,23 @@ impl By {
     fn name(self) -> &'static str {
         match self {
             Self::Start => "start",
+            Self::Shipped => "shipped",
+            Self::Default => "default",
             Self::Admin => "admin",
             Self::Folder => "folder",
             Self::Quarantine => "quarantine",
         }
+    }
+
+    /// Did somebody decide on it, so that it comes back with the next start?
+    fn is_choice(self) -> bool {
+        !matches!(self, Self::Shipped | Self::Default)
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        [Self::Start, Self::Shipped, Self::Default, Self::Admin, Self::Folder, Self::Quarantine]
+            .into_iter()
+            .find(|by| by.name() == name)
     }
 }
 
@@ -52,12 +77,20 @@ pub struct Publication {
     state: Mutex<State>,
     /// Held through a change of the set in force, so that what is done follows from what was seen.
     turn: Mutex<()>,
+    /// Where what must outlive the process is kept.
+    folder: Option<StateFolder>,
+    /// What the folder says that policies remember.
+    kept_states: Mutex<States>,
 }
 
 struct State {
     sets: BTreeMap<String, Known>,
     /// In force.
     active: Active,
+    /// Where the first one came from, in words.
+    origin: String,
+    /// Digest of the set that ships with the server, where there is one.
+    shipped: Option<String>,
     /// Digests of sets that were in force and left in good standing, the latest last.
     good: Vec<String>,
     history: VecDeque<Value>,
@@ -69,8 +102,12 @@ struct State {
 struct Known {
     set: ParsedSet,
     came: u64,
+    /// The generation as which it was last put in force.
+    generation: u64,
     /// Why it must not come back by itself.
     bad: Option<String>,
+    /// While it is in force or may come back by itself, its components stay.
+    pinned: Option<Pinned>,
 }
 
 struct Active {
@@ -81,24 +118,30 @@ struct Active {
 }
 
 impl Publication {
-    /// With the native defaults in force.
+    /// With the native defaults in force, until [`Self::choose_first`].
     pub fn new(settings: &MakerSettings, reports: SyncSender<Report>) -> Self {
         let maker = Maker::start(settings, reports);
-        if let Err(why) = &maker {
-            tracing::warn!(why, "no policy components can run: the native defaults serve");
-        }
+        // A server that cannot run components leaves what is kept of them to the next one that can.
+        let folder = settings.state_dir.as_deref().filter(|_| maker.is_ok()).and_then(|path| {
+            StateFolder::open(path)
+                .map_err(|why| tracing::warn!(why, "what decides is not kept over a restart: name another --state-dir"))
+                .ok()
+        });
         let native = ParsedSet::native();
-        let active = Active { digest: native.digest(), generation: 1, since_s: unix_s(), by: By::Start };
-        let known = Known { set: native, came: 0, bad: None };
+        let active = active(&native.digest(), 1, By::Default);
+        let known = Known { set: native, came: 0, generation: 1, bad: None, pinned: None };
         let state = State {
             sets: BTreeMap::from([(active.digest.clone(), known)]),
             active,
+            origin: String::new(),
+            shipped: None,
             good: Vec::new(),
             history: VecDeque::new(),
             counters: BTreeMap::new(),
             clock: 0,
         };
-        Self { maker, state: Mutex::new(state), turn: Mutex::default() }
+        let (state, turn, kept_states) = (Mutex::new(state), Mutex::default(), Mutex::default());
+        Self { maker, state, turn, folder, kept_states }
     }
 
     fn maker(&self) -> Result<&Maker, Fault> {
@@ -110,20 +153,14 @@ impl Publication {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the engine starts with: the native defaults, seated so that any other set can take over from them.
-    pub fn first_source(&self) -> PolicySource {
-        match &self.maker {
-            Ok(maker) => maker.source(&ParsedSet::native()),
-            Err(_) => PolicySource::native(),
-        }
-    }
-
     /// Keeps a component. What it says of itself.
     ///
     /// # Errors
     /// What is wrong with it. Takes as long as compiling takes.
     pub fn load_component(&self, bytes: &[u8]) -> Result<Value, Fault> {
-        self.maker()?.load(bytes)
+        let told = self.maker()?.load(bytes)?;
+        self.keep_component(bytes);
+        Ok(told)
     }
 
     /// Keeps a set. Its digest.
@@ -148,7 +185,7 @@ impl Publication {
             let oldest = oldest.map(|(digest, _)| digest.clone()).ok_or_else(|| Fault::Full("too many sets".into()))?;
             state.sets.remove(&oldest);
         }
-        state.sets.insert(digest.clone(), Known { set, came, bad: None });
+        state.sets.insert(digest.clone(), Known { set, came, generation: 0, bad: None, pinned: None });
         Ok(digest)
     }
 
@@ -165,6 +202,7 @@ impl Publication {
                     other => other,
                 })?;
             }
+            self.keep_component(bytes);
         }
         self.load_set(&document.set)
     }
@@ -188,6 +226,8 @@ impl Publication {
         if let Some(known) = state.sets.get_mut(digest) {
             known.bad = None;
         }
+        drop(state);
+        self.settle();
         Ok(generation)
     }
 
@@ -215,6 +255,7 @@ impl Publication {
             match self.put_in_force(engine, &digest, by) {
                 Ok(generation) => {
                     self.state().active = active(&digest, generation, by);
+                    self.settle();
                     engine.metrics().policy_rolled_back(by == By::Quarantine);
                     tracing::warn!(set = digest, generation, by = by.name(), "returned to an earlier policy set");
                     return Ok((digest, generation));
@@ -234,6 +275,9 @@ impl Publication {
                 let pauses = activation.pauses.iter().map(|(machine, pause)| format!("{machine} {} µs", pause.as_us()));
                 let pauses = pauses.collect::<Vec<_>>().join(", ");
                 let generation = activation.generation.0;
+                if let Some(known) = self.state().sets.get_mut(digest) {
+                    known.generation = generation;
+                }
                 tracing::info!(set = digest, generation, by = by.name(), pauses, "a policy set is in force");
                 self.note(json!({"event": "activated", "set": digest, "generation": generation, "by": by.name()}));
                 Ok(generation)
@@ -262,7 +306,7 @@ impl Publication {
 
     /// Takes in what a policy said. A quarantine of a policy in force brings the last good set back.
     pub(super) fn heard(&self, engine: &Engine, report: Report) {
-        let Report { set, machine, decision, policy, said } = report;
+        let Report { set, generation, machine, decision, policy, said } = report;
         let metrics = engine.metrics();
         match said {
             Said::Line(0, text) => tracing::error!(target: "penstock::policy", policy, decision, %machine, text),
@@ -271,6 +315,14 @@ impl Publication {
             Said::Line(_, text) => tracing::debug!(target: "penstock::policy", policy, decision, %machine, text),
             Said::Count(name, by) => self.count(decision, policy, name, by),
             Said::Renewed(how) => tracing::warn!(policy, decision, %machine, how, "a policy was made anew"),
+            Said::Resumed(how) => {
+                tracing::info!(policy, decision, %machine, how, "a policy of the last run goes on");
+                let machine = machine.to_string();
+                self.note(
+                    json!({"event": "resumed", "set": &*set, "seat": decision, "policy": policy, "machine": machine,
+                    "reason": how}),
+                );
+            }
             Said::Dropped(what, count) => tracing::debug!(policy, decision, what, count, "a policy said too much"),
             Said::Struck(kind, why) => {
                 metrics.policy_struck(decision, kind);
@@ -285,7 +337,7 @@ impl Publication {
                 metrics.policy_quarantined(decision);
                 let why = format!("{policy} in the seat of {decision} failed too often at the {machine}");
                 tracing::error!(set = &*set, policy, decision, %machine, calls, "a policy is in quarantine");
-                self.quarantined(engine, &set, why);
+                self.quarantined(engine, &set, generation, why);
             }
         }
     }
@@ -299,18 +351,12 @@ impl Publication {
         }
     }
 
-    fn quarantined(&self, engine: &Engine, set: &str, why: String) {
+    fn quarantined(&self, engine: &Engine, set: &str, generation: u64, why: String) {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.note(json!({"event": "quarantined", "set": set, "reason": why}));
-        {
-            let mut state = self.state();
-            state.good.retain(|good| good != set);
-            if let Some(known) = state.sets.get_mut(set) {
-                known.bad = Some(why);
-            }
-            if state.active.digest != set {
-                return;
-            }
+        self.note(json!({"event": "quarantined", "set": set, "generation": generation, "reason": why}));
+        if !self.state().quarantine(set, generation, why) {
+            self.settle();
+            return;
         }
         if let Err(fault) = self.roll_back_in_turn(engine, By::Quarantine) {
             tracing::error!(%fault, "no earlier policy set can serve: the defaults answer for what is in quarantine");
@@ -321,92 +367,64 @@ impl Publication {
     pub fn in_force(&self) -> String {
         self.state().active.digest.clone()
     }
+}
 
-    /// In words, for the log and the first line of the server.
-    pub fn summary(&self) -> String {
-        let state = self.state();
-        if state.active.digest == ParsedSet::native().digest() {
-            return "native defaults".to_owned();
+impl State {
+    /// A policy of `set` failed too often while it sat there as `generation`. True when the last good set must come back: not when the set
+    /// has left, nor when it was put in force again since, for the report is about its last term.
+    fn quarantine(&mut self, set: &str, generation: u64, why: String) -> bool {
+        match self.sets.get_mut(set) {
+            Some(known) if generation < known.generation => return false,
+            Some(known) => known.bad = Some(why),
+            None => {}
         }
-        let seats = state.sets.get(&state.active.digest).map(|known| known.set.seats(self.maker.as_ref().ok()));
-        let names = seats.into_iter().flatten().map(|seat| seat["policy"].as_str().unwrap_or_default().to_owned());
-        names.collect::<Vec<_>>().join(", ")
-    }
-
-    /// Everything: what is in force, by seat; every known set with its state; components; what happened lately.
-    pub fn list(&self, engine: &Engine) -> Value {
-        let maker = self.maker.as_ref().ok();
-        let state = self.state();
-        let set = |(digest, known): (&String, &Known)| {
-            let standing = match &known.bad {
-                _ if *digest == state.active.digest => "in-force",
-                Some(_) => "quarantined",
-                None if state.good.last() == Some(digest) => "last-good",
-                None if state.good.contains(digest) => "good",
-                None => "known",
-            };
-            json!({"digest": digest, "state": standing, "reason": known.bad})
-        };
-        let active = state.sets.get(&state.active.digest);
-        let replicas = engine.status().replicas;
-        json!({
-            "generation": state.active.generation,
-            "digest": state.active.digest,
-            "since_s": state.active.since_s,
-            "by": state.active.by.name(),
-            "seats": active.map(|known| known.set.seats(maker)),
-            "replicas": replicas.iter()
-                .map(|replica| json!({"replica": replica.replica.0, "generation": replica.generation.0}))
-                .collect::<Vec<_>>(),
-            "sets": state.sets.iter().map(set).collect::<Vec<_>>(),
-            "components": maker.map(Maker::components).unwrap_or_default(),
-            "native_only": self.maker.as_ref().err(),
-            "instances_alive": maker.map_or(0, Maker::instances_alive),
-            "sets_leaving": engine.policies_leaving(),
-            "counters": state.counters.iter()
-                .map(|((decision, policy, name), sum)| json!({"seat": decision, "policy": policy, "name": name, "count": sum}))
-                .collect::<Vec<_>>(),
-            "history": state.history,
-        })
-    }
-
-    /// One set, or one component, by its digest.
-    ///
-    /// # Errors
-    /// Neither is known.
-    pub fn inspect(&self, digest: &str) -> Result<Value, Fault> {
-        let maker = self.maker.as_ref().ok();
-        let digest = digest.strip_prefix("sha256:").unwrap_or(digest);
-        if let Some(known) = self.state().sets.get(digest) {
-            let mut seats = known.set.seats(maker);
-            for seat in &mut seats {
-                let component = seat["component"].as_str().and_then(|component| maker?.component(component));
-                if let Some(component) = component {
-                    seat["declares"] = component["declares"].clone();
-                    seat["version"] = component["version"].clone();
-                }
-            }
-            return Ok(
-                json!({"digest": digest, "document": known.set.document(), "seats": seats, "reason": known.bad}),
-            );
-        }
-        maker
-            .and_then(|maker| maker.component(digest))
-            .ok_or_else(|| Fault::Unknown(format!("policy set or component {digest}")))
-    }
-
-    /// The known set or component whose digest begins so, when it is the only one.
-    pub fn whole_digest(&self, head: &str) -> Option<String> {
-        let head = head.strip_prefix("sha256:").unwrap_or(head);
-        let state = self.state();
-        let components = self.maker.as_ref().map(Maker::components).unwrap_or_default();
-        let components = components.iter().filter_map(|component| component["digest"].as_str().map(str::to_owned));
-        let mut found = state.sets.keys().cloned().chain(components).filter(|digest| digest.starts_with(head));
-        let only = found.next()?;
-        found.next().is_none().then_some(only)
+        self.good.retain(|good| good != set);
+        self.active.digest == set
     }
 }
 
 fn active(digest: &str, generation: u64, by: By) -> Active {
     Active { digest: digest.to_owned(), generation, since_s: unix_s(), by }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(active_generation: u64) -> State {
+        let known = |generation| Known { set: ParsedSet::native(), came: 0, generation, bad: None, pinned: None };
+        State {
+            sets: BTreeMap::from([("one".to_owned(), known(active_generation)), ("two".to_owned(), known(2))]),
+            active: active("one", active_generation, By::Admin),
+            origin: String::new(),
+            shipped: None,
+            good: vec!["two".to_owned()],
+            history: VecDeque::new(),
+            counters: BTreeMap::new(),
+            clock: 0,
+        }
+    }
+
+    #[test]
+    fn a_quarantine_of_the_set_in_force_brings_the_last_good_one_back() {
+        let mut state = state(3);
+        assert!(state.quarantine("one", 3, "it trapped".into()));
+        assert_eq!((state.sets["one"].bad.as_deref(), &*state.good), (Some("it trapped"), &["two".to_owned()][..]));
+    }
+
+    #[test]
+    fn a_late_report_about_an_earlier_term_does_not_end_the_present_one() {
+        // In force as 1, replaced by 2, asked for again as 3; only now is it heard what became of its first term.
+        let mut state = state(3);
+        assert!(!state.quarantine("one", 1, "it trapped".into()));
+        assert_eq!(state.sets["one"].bad, None);
+    }
+
+    #[test]
+    fn a_set_that_has_left_is_no_longer_good() {
+        let mut state = state(3);
+        assert!(!state.quarantine("two", 2, "it trapped".into()));
+        assert!(state.good.is_empty());
+        assert_eq!(state.sets["two"].bad.as_deref(), Some("it trapped"));
+    }
 }

@@ -8,8 +8,10 @@ pub const REPORTS_MAX: usize = 1_024;
 /// Something that a seat said, or that happened to it.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Digest of the set in the seats.
+    /// Digest of the set in the seats,
     pub set: Arc<str>,
+    /// and the generation as which it sat there: a set may be put in force again before a report about its last term is heard.
+    pub generation: u64,
     /// Which machine.
     pub machine: penstock_engine::Machine,
     /// Which seat.
@@ -32,6 +34,8 @@ pub enum Said {
     Struck(&'static str, String),
     /// It lost state, or was made anew.
     Renewed(String),
+    /// What became of its state of before the server's start.
+    Resumed(String),
     /// It is not asked for a while.
     Quarantined {
         /// For how many calls.
