@@ -1,28 +1,15 @@
 """What decides can be seen, changed and put back while requests run, and only by those who may."""
 
 import hashlib
-import os
 import time
-from pathlib import Path
 
 import httpx
 import pytest
 
-from server import MODEL_NAME, Server, run_to_end
+from policies import COMPONENTS, HOSTILE, SEATS, needs_components, needs_hostile, policy, write_set
+from server import MODEL_NAME, Server
 
 PROMPT = {"model": MODEL_NAME, "prompt": "One, two,", "max_tokens": 12, "temperature": 0}
-COMPONENTS = Path(os.environ.get("PENSTOCK_POLICIES", Path(__file__).parents[2] / "target" / "policies"))
-SEATS = {
-    "admission": "admission-queue-quota",
-    "routing": "routing-load-overlap",
-    "fairness": "fairness-vtc",
-    "eviction": "eviction-gdsf",
-    "overload": "overload-degrade-ladder",
-}
-needs_components = pytest.mark.skipif(
-    not all((COMPONENTS / f"{name}.wasm").exists() for name in SEATS.values()),
-    reason="no policy components are built; `cargo xtask policies` builds them",
-)
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +19,11 @@ def server(tmp_path_factory):
     assert server.stop() == 0, server.log()
 
 
-def policy(server, *args):
-    code, out, err = run_to_end("policy", "--admin", server.admin_url(), *args)
-    return code, out, err
-
-
-def write_set(folder):
-    """A set of the shipped components, beside its components."""
-    for name in SEATS.values():
-        (folder / f"{name}.wasm").write_bytes((COMPONENTS / f"{name}.wasm").read_bytes())
-    lines = [f'[{seat}]\npolicy = "file:{name}.wasm"\n' for seat, name in SEATS.items()]
-    path = folder / "policies.toml"
-    path.write_text("\n".join(lines))
-    return path
+@pytest.fixture(scope="module")
+def native(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("native"), "--kv-blocks", 600, "--policies", "native")
+    yield server
+    assert server.stop() == 0, server.log()
 
 
 def complete(server):
@@ -53,11 +32,37 @@ def complete(server):
     return answer.json()["choices"][0]["text"], answer.headers["x-penstock-policy-generation"]
 
 
-def test_the_native_defaults_decide_unless_told(server):
+@needs_components
+def test_the_shipped_components_decide_unless_told_and_the_server_says_so(server):
     shown = httpx.get(f"{server.admin_url()}/policies").json()
+    assert [(seat["seat"], seat["kind"]) for seat in shown["seats"]] == [(seat, "wasm") for seat in SEATS]
+    assert shown["generation"] == 1 and shown["replicas"] == [{"replica": 0, "generation": 1}]
+    assert shown["by"] == "shipped"
+    assert complete(server)[1] == "1"
+    [line] = [line for line in server.log().splitlines() if "decided by:" in line]
+    for seat, name in SEATS.items():
+        digest = hashlib.sha256((COMPONENTS / f"{name}.wasm").read_bytes()).hexdigest()
+        assert f"{seat} {name.removeprefix(seat + '-')} {digest[:12]}" in line, line
+    assert f"generation 1, set {shown['digest'][:12]} (the shipped set" in line
+
+
+@needs_components
+def test_the_configuration_in_force_has_the_set_with_its_seats(server):
+    shown = httpx.get(f"{server.admin_url()}/policies").json()
+    config = httpx.get(f"{server.admin_url()}/config").text
+    assert f"# policy set in force: {shown['digest']} (generation {shown['generation']}, by {shown['by']})" in config
+    for seat in shown["seats"]:
+        [line] = [line for line in config.splitlines() if line.startswith(f"#   {seat['seat']}: wasm {seat['policy']} ")]
+        assert f"sha256:{seat['component']}" in line and f"fuel-base {seat['fuel_base']}" in line, line
+        assert "parameters {" in line, line
+
+
+def test_native_seats_the_native_defaults(native):
+    shown = httpx.get(f"{native.admin_url()}/policies").json()
     assert [(seat["seat"], seat["kind"]) for seat in shown["seats"]] == [(seat, "native") for seat in SEATS]
     assert shown["generation"] == 1 and shown["replicas"] == [{"replica": 0, "generation": 1}]
-    assert complete(server)[1] == "1"
+    assert complete(native)[1] == "1"
+    assert httpx.post(f"{native.admin_url()}/policies/rollback").status_code == 409
 
 
 def test_what_cannot_serve_is_refused_by_name_and_changes_nothing(server):
@@ -79,7 +84,6 @@ def test_what_cannot_serve_is_refused_by_name_and_changes_nothing(server):
     refused = httpx.post(f"{admin}/policies/{missing}/activate")
     assert refused.status_code == 422 and "not loaded" in refused.json()["error"]["message"], refused.text
     assert httpx.post(f"{admin}/policies/{'2' * 64}/activate").status_code == 404
-    assert httpx.post(f"{admin}/policies/rollback").status_code == 409
     shown = httpx.get(f"{admin}/policies").json()
     assert shown["digest"] == before and shown["generation"] == 1
     assert any(event["event"] == "refused" and event["set"] == missing for event in shown["history"])
@@ -129,7 +133,7 @@ def test_a_token_is_wanted_where_one_is_set(tmp_path):
     assert httpx.get(f"{admin}/health").status_code == 200
     assert policy(server, "list")[0] != 0
     code, out, err = policy(server, "--admin-token-file", token, "list")
-    assert code == 0 and "class-first" in out, err
+    assert code == 0 and "fairness" in out, err
     assert server.stop() == 0
 
 
@@ -176,14 +180,11 @@ def test_a_watched_folder_changes_what_decides_and_a_broken_one_changes_nothing(
     assert server.stop() == 0
 
 
-HOSTILE = Path(os.environ.get("PENSTOCK_HOSTILE", "")) / "routing-traps-in-observe.wasm"
-
-
-@pytest.mark.skipif(not HOSTILE.is_file(), reason="PENSTOCK_HOSTILE names no folder of hostile components")
+@needs_hostile
 def test_a_policy_that_fails_too_often_gives_way_to_the_last_good_set(server):
     admin = server.admin_url()
     good = httpx.get(f"{admin}/policies").json()["digest"]
-    component = HOSTILE.read_bytes()
+    component = (HOSTILE / "routing-traps-in-observe.wasm").read_bytes()
     digest = hashlib.sha256(component).hexdigest()
     assert httpx.put(f"{admin}/policies/components/{digest}", content=component).status_code == 200
     bad = httpx.post(f"{admin}/policies", json={"routing": {"policy": f"sha256:{digest}"}}).json()["digest"]

@@ -1,21 +1,25 @@
 //! The end-to-end suite: the built server, the real model, the official client.
 
 use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Counts, Setting, skipped};
-use crate::{python, serve, target};
+use super::{Counts, Setting, cargo, skipped, succeed};
+use crate::{policies, python, serve, target};
 
 const DIR: &str = "tests/e2e";
 
-/// Builds the server, makes the Python environment, runs the folder.
+/// Builds the server, its policies and the hostile ones, makes the Python environment, runs the folder.
 pub fn run(setting: &Setting) -> Result<Counts> {
     let Some(model) = &setting.model else {
         return skipped("end-to-end: the demo model could not be had");
     };
     serve::build(&setting.root)?;
+    // Without a tool chain the native defaults serve, and the tests of components say that they were skipped.
+    policies::build(&setting.root)?;
+    let hostile = hostile(setting)?;
     let dir = setting.root.join(DIR);
     let python = match python::environment(&setting.root, &dir.join("requirements.txt")) {
         Ok(python) => python,
@@ -28,6 +32,8 @@ pub fn run(setting: &Setting) -> Result<Counts> {
         .current_dir(&setting.root)
         .env("PENSTOCK_BIN", target(&setting.root).join(serve::PROFILE).join("penstock"))
         .env("PENSTOCK_DEMO_MODEL", model)
+        .env("PENSTOCK_POLICIES", target(&setting.root).join("policies"))
+        .env("PENSTOCK_HOSTILE", hostile)
         .env("PYTHONUNBUFFERED", "1")
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("PENSTOCK_TEST_QUICK", if setting.quick { "1" } else { "" })
@@ -45,4 +51,16 @@ pub fn run(setting: &Setting) -> Result<Counts> {
         Some(counts) if status.success() || counts.failed > 0 => Ok(counts),
         _ => bail!("pytest ended with {status} and no counts"),
     }
+}
+
+/// Writes the guests that break every rule. They are text, so they need no tool chain for guests.
+fn hostile(setting: &Setting) -> Result<PathBuf> {
+    let folder = target(&setting.root).join("hostile");
+    let mut command = cargo(&setting.root, &["run", "--quiet", "--profile", serve::PROFILE]);
+    command
+        .args(["--package", "penstock-hostile-guests", "--example", "write", "--"])
+        .arg(&folder)
+        .stdout(Stdio::null());
+    succeed(command, "the hostile guests could not be written")?;
+    Ok(folder)
 }
