@@ -30,7 +30,8 @@ fn policy_cost(root: &Path, profile: &str, args: &[String]) -> Result<()> {
         return Ok(());
     }
     let mut command = Command::new(env!("CARGO"));
-    command.args(["bench", "--package", "penstock-policy-wasm", "--bench", "policy_cost", "--profile", profile, "--"]);
+    // With the whole workspace's features, so that what the tests built is used and the engine is not compiled once more.
+    command.args(["bench", "--workspace", "--bench", "policy_cost", "--profile", profile, "--"]);
     command.arg("--policies").arg(target(root).join("policies")).args(["--profile", profile]).args(args);
     let status = command.current_dir(root).status().with_context(|| format!("run {command:?}"))?;
     ensure!(status.success(), "{command:?}: {status}");
