@@ -218,22 +218,30 @@ impl PackedMatrix {
             }
             return;
         }
-        for (k, &quant) in quants.iter().enumerate() {
-            let (group, byte) = (k / 4, column + k % 4);
-            let nibble = &mut block[group % 4 * 64 + byte];
-            *nibble = *nibble & (0xf0 >> (group / 4 * 4)) | (quant & 15) << (group / 4 * 4);
-            match self.format.bits() {
-                5 => {
-                    let bits = &mut block[256 + group * 8 + byte / 8];
-                    *bits = *bits & !(1 << (byte % 8)) | (quant >> 4) << (byte % 8);
+        // Nibbles of both halves share bytes, in order of K; so do the bits above them.
+        let byte_of = |half_shift: u32, shift: u32, mask: u8| -> [u8; BLOCK / 2] {
+            std::array::from_fn(|i| (quants[i] >> shift & mask) | (quants[BLOCK / 2 + i] >> shift & mask) << half_shift)
+        };
+        for (group, four) in byte_of(4, 0, 15).chunks_exact(4).enumerate() {
+            block[group * 64 + column..][..4].copy_from_slice(four);
+        }
+        match self.format.bits() {
+            5 => {
+                for (group, four) in quants.chunks_exact(4).enumerate() {
+                    let bits = four.iter().rev().fold(0, |bits, quant| bits << 1 | quant >> 4);
+                    let to = &mut block[256 + group * 8 + column / 8];
+                    *to = *to & !(15 << (column % 8)) | bits << (column % 8);
                 }
-                6 => {
-                    let (vector, shift) = (group / 4, group % 4 * 2);
-                    let bits = &mut block[256 + vector * 64 + byte];
-                    *bits = *bits & !(3 << shift) | (quant >> 4) << shift;
-                }
-                _ => {}
             }
+            6 => {
+                for (vector, half) in quants.chunks_exact(BLOCK / 2).enumerate() {
+                    for i in 0..4 {
+                        let bits = (0..4).rev().fold(0, |bits, group| bits << 2 | half[group * 4 + i] >> 4);
+                        block[256 + vector * 64 + column + i] = bits;
+                    }
+                }
+            }
+            _ => {}
         }
     }
 

@@ -1,7 +1,7 @@
 //! Reading source rows: every format becomes quants of 32 inputs and the numbers that scale them.
 
 use super::BLOCK;
-use super::format::{PackedFormat, SUPER_BLOCK, SourceFormat};
+use super::format::{SUPER_BLOCK, SourceFormat};
 use crate::half::{bf16_to_f32, f16_to_f32, f32_to_f16};
 
 /// One block of one row, as the packed format of its source holds it.
@@ -60,17 +60,26 @@ fn finite(halves: [u16; 2]) -> Result<[u16; 2], NotFinite> {
 /// Quants of a block whose low nibbles are its first and high nibbles its second half, or of a block of bytes.
 fn plain_quants(format: SourceFormat, bytes: &[u8]) -> [u8; BLOCK] {
     let mut quants = [0u8; BLOCK];
-    let (fifths, bytes) = match format {
-        SourceFormat::Q5_0 | SourceFormat::Q5_1 => {
-            (u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]), &bytes[4..])
+    let nibbles = match format {
+        SourceFormat::Q8_0 => {
+            for (quant, byte) in quants.iter_mut().zip(bytes) {
+                *quant = byte ^ 0x80;
+            }
+            return quants;
         }
-        _ => (0, bytes),
+        SourceFormat::Q5_0 | SourceFormat::Q5_1 => {
+            let fifths = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            for (i, quant) in quants.iter_mut().enumerate() {
+                *quant = (fifths >> i & 1) as u8 * 16;
+            }
+            &bytes[4..]
+        }
+        _ => bytes,
     };
-    for (i, quant) in quants.iter_mut().enumerate() {
-        *quant = match format.packed() {
-            PackedFormat::Q8_0 => bytes[i] ^ 0x80,
-            _ => (bytes[i % 16] >> (i / 16 * 4) & 15) + (fifths >> i & 1) as u8 * 16,
-        };
+    let (low, high) = quants.split_at_mut(BLOCK / 2);
+    for ((low, high), byte) in low.iter_mut().zip(high).zip(nibbles) {
+        *low |= byte & 15;
+        *high |= byte >> 4;
     }
     quants
 }
