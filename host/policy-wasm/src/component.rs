@@ -13,10 +13,10 @@ use wasmtime::component::types::ComponentItem;
 use crate::bindings::life;
 use crate::census;
 use crate::digest::Digest;
-use crate::fault::Failure;
+use crate::fault::{Failure, plain};
 use crate::host::Host;
 use crate::instance;
-use crate::limits::{COMPONENT_BYTES_MAX, COMPONENT_INSTANCES_MAX, NAME_BYTES_MAX, REASONS_MAX};
+use crate::limits::{COMPONENT_BYTES_MAX, COMPONENT_INSTANCES_MAX, FAULT_TEXT_BYTES_MAX, NAME_BYTES_MAX, REASONS_MAX};
 use crate::runtime::Runtime;
 
 /// Versions of the contract that this host takes: 0.1 with any patch.
@@ -125,8 +125,7 @@ impl Component {
         let (component, origin) = compiled(runtime, digest, bytes)?;
         check_imports(runtime, &component)?;
         let (decision, contract) = check_exports(runtime, &component)?;
-        let pre =
-            runtime.linker().instantiate_pre(&component).map_err(|error| LoadError::Shape(format!("{error:#}")))?;
+        let pre = runtime.linker().instantiate_pre(&component).map_err(|error| LoadError::Shape(words(&error)))?;
         let manifest = instance::inspect(runtime, &pre, decision)?;
         check_manifest(&manifest)?;
         let declared = Declared::resolve(&manifest, decision).map_err(LoadError::Declare)?;
@@ -232,12 +231,22 @@ fn compiled(
         }
     }
     let component = wasmtime::component::Component::from_binary(runtime.engine(), bytes)
-        .map_err(|error| LoadError::Invalid(format!("{error:#}")))?;
+        .map_err(|error| LoadError::Invalid(words(&error)))?;
     if let Some(cache) = runtime.cache() {
         // A cache that cannot be written costs the next start its time and nothing else.
         let _kept = component.serialize().map(|code| cache.put(runtime.config_digest(), digest, &code));
     }
     Ok((component, Origin::Compiled))
+}
+
+/// A guest's name in a reason: a line of bounded length.
+fn shown(name: &str) -> String {
+    plain(name.to_owned(), NAME_BYTES_MAX)
+}
+
+/// The engine's words, which quote the guest's names.
+fn words(error: &wasmtime::Error) -> String {
+    plain(format!("{error:#}"), FAULT_TEXT_BYTES_MAX)
 }
 
 /// `name` without its version, and the version.
@@ -268,10 +277,10 @@ fn check_imports(runtime: &Runtime, component: &wasmtime::component::Component) 
         };
         if !is_allowed {
             if refused.len() < NAMES_SHOWN_MAX {
-                refused.push(name.to_owned());
+                refused.push(shown(name));
             }
         } else if !is_offered(version) {
-            return Err(LoadError::Version { name: name.to_owned() });
+            return Err(LoadError::Version { name: shown(name) });
         }
     }
     if refused.is_empty() { Ok(()) } else { Err(LoadError::Import { names: refused }) }
@@ -293,13 +302,13 @@ fn check_exports(
         });
         if decision.is_some() || interface == "penstock:types/policy" {
             if !is_offered(version) {
-                return Err(LoadError::Version { name: name.to_owned() });
+                return Err(LoadError::Version { name: shown(name) });
             }
             has_life |= decision.is_none();
             decisions.extend(decision.map(|decision| (decision, version.unwrap_or_default().to_owned())));
         }
         if found.len() < NAMES_SHOWN_MAX {
-            found.push(name.to_owned());
+            found.push(shown(name));
         }
     }
     match (decisions.pop(), decisions.pop(), has_life) {
@@ -311,12 +320,21 @@ fn check_exports(
     }
 }
 
+/// Names are limited before they are looked up: a refusal quotes them.
 fn check_manifest(manifest: &Manifest) -> Result<(), LoadError> {
     let refuse = |problem: String| Err(LoadError::Manifest(problem));
     for (what, text) in [("name", &manifest.name), ("version", &manifest.version)] {
         if text.is_empty() || text.len() > NAME_BYTES_MAX || text.contains(char::is_control) {
             return refuse(format!("the {what} is 1 to {NAME_BYTES_MAX} bytes without control characters"));
         }
+    }
+    let tables = manifest
+        .tables
+        .iter()
+        .flat_map(|table| [&table.table].into_iter().chain(table.names.iter().map(|want| &want.name)));
+    let others = manifest.facts.iter().chain(&manifest.actions).map(|want| &want.name);
+    if tables.chain(others).any(|name| name.len() > NAME_BYTES_MAX || name.contains(char::is_control)) {
+        return refuse(format!("a name that it asks for is at most {NAME_BYTES_MAX} bytes without control characters"));
     }
     if manifest.reasons.len() > REASONS_MAX {
         return refuse(format!("{} reasons, at most {REASONS_MAX}", manifest.reasons.len()));

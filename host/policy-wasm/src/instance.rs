@@ -12,7 +12,8 @@ use crate::component::{Component, LoadError, manifest_of};
 use crate::fault::{Failure, GuestCall, plain};
 use crate::host::{Host, Notes};
 use crate::limits::{
-    ANSWER_BYTES_MAX, FUEL_MAX, FUEL_PER_FACT, HOST_CALLS_MAX, LOG_TEXT_BYTES_MAX, MANIFEST_BYTES_MAX, NAME_BYTES_MAX,
+    ANSWER_BYTES_MAX, FAULT_TEXT_BYTES_MAX, FUEL_MAX, FUEL_PER_FACT, HOST_CALLS_MAX, LOG_TEXT_BYTES_MAX,
+    MANIFEST_BYTES_MAX, NAME_BYTES_MAX,
 };
 use crate::runtime::Runtime;
 use crate::worlds;
@@ -84,7 +85,7 @@ fn prepare(store: &mut Store<Host>, ticks: u64, budget: Budget) -> Result<(), Fa
 /// Asks a throw-away instance whether every function has the contract's types, and what the component says of itself.
 pub(crate) fn inspect(runtime: &Runtime, pre: &InstancePre<Host>, decision: Decision) -> Result<Manifest, LoadError> {
     let mut store = runtime.store(Notes::default());
-    let shape = |error: wasmtime::Error| LoadError::Shape(format!("{error:#}"));
+    let shape = |error: wasmtime::Error| LoadError::Shape(plain(format!("{error:#}"), FAULT_TEXT_BYTES_MAX));
     let found = LifeIndices::new(pre).map_err(shape)?;
     let budget = Budget::of_life(GuestCall::Start, ANSWER_BYTES_MAX);
     prepare(&mut store, runtime.backstop_ticks(), budget).map_err(LoadError::Describe)?;

@@ -5,7 +5,7 @@
 //!            ┌──────── answers ────────┐
 //!            ▼                         │
 //!   ──►  instance ──fails──► made anew ┘   (snapshot + facts, else snapshot + gap, else fresh; the default answers the failed call)
-//!            ▲                   │ cannot be, or third strike within 1,000 calls
+//!            ▲                   │ cannot be, third strike within 1,000 calls, or third snapshot in a row that failed
 //!            └── calls over ── quarantine   (the default answers; facts are kept)
 //! ```
 
@@ -21,7 +21,7 @@ use wasmtime::StoreContextMut;
 use crate::fault::{Failure, GuestCall};
 use crate::host::{Host, Notes};
 use crate::instance::{Budget, Instance, Setup, StartError};
-use crate::limits::{HAPPENINGS_MAX, SNAPSHOT_AFTER_US, SNAPSHOT_DECISIONS};
+use crate::limits::{HAPPENINGS_MAX, SNAPSHOT_AFTER_US, SNAPSHOT_DECISIONS, STRIKES_MAX};
 use crate::report::{Happening, ResetReason, SeatStatus};
 use crate::snapshot::{KeptFacts, Snapshot};
 use crate::strikes::{Strikes, Turn};
@@ -44,6 +44,8 @@ pub(crate) struct Living<W: World> {
     is_changed: bool,
     /// When the last snapshot was taken or tried.
     snapshot_tried_us: u64,
+    /// Snapshots that failed since the last one that did not.
+    failed_saves: usize,
     /// The latest time that this seat has seen.
     now_us: u64,
     strikes: Strikes,
@@ -88,6 +90,7 @@ impl<W: World> Living<W> {
             decisions: 0,
             is_changed: false,
             snapshot_tried_us: 0,
+            failed_saves: 0,
             now_us: 0,
             strikes: Strikes::new(),
             happenings: VecDeque::new(),
@@ -247,16 +250,27 @@ impl<W: World> Living<W> {
         }
     }
 
-    /// Too much state leaves the instance as it is; a trap does not.
+    /// Too much state leaves the instance as it is; a trap does not. At a busy seat snapshots are as many calls apart as the window of
+    /// strikes is long, so that a policy that cannot save is out after as many failures in a row, whatever lies between them.
     fn fail_snapshot(&mut self, failure: Failure) -> FaultKind {
-        if failure.kind != FaultKind::Memory {
-            return self.fail(failure);
-        }
+        self.failed_saves += 1;
         let kind = failure.kind;
-        self.note_fault(failure);
-        if self.strikes.strike() {
-            self.drop_instance();
-            self.note_quarantine();
+        if kind == FaultKind::Memory {
+            self.note_fault(failure);
+            if self.strikes.strike() {
+                self.drop_instance();
+                self.note_quarantine();
+            }
+        } else {
+            self.fail(failure);
+        }
+        if self.failed_saves >= STRIKES_MAX {
+            self.failed_saves = 0;
+            if !self.is_quarantined() {
+                self.strikes.quarantine();
+                self.drop_instance();
+                self.note_quarantine();
+            }
         }
         kind
     }
@@ -268,6 +282,7 @@ impl<W: World> Living<W> {
         self.spent(fuel);
         let schema = W::terms(&self.declaration).state_schema;
         self.snapshot = Some(Snapshot::here(schema, self.now_us, saved?));
+        self.failed_saves = 0;
         self.kept.clear();
         self.is_changed = false;
         self.status.snapshots = self.status.snapshots.saturating_add(1);

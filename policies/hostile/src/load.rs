@@ -86,6 +86,11 @@ fn greedy(decision: &'static str) -> Result<Vec<Hostile>> {
             manifest(&|m| m.tables.push((context.into(), names(1, "wind-us"))))?,
         ),
         load(
+            "wants-a-signal-named-by-a-page",
+            &["manifest", "name", "128"],
+            manifest(&|m| m.tables.push((context.into(), names(1, &"wind-".repeat(1_000)))))?,
+        ),
+        load(
             "wants-too-many-signals",
             &["manifest", "48"],
             manifest(&|m| m.tables.push((context.into(), names(49, "stage-code"))))?,

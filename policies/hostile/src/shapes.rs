@@ -63,6 +63,15 @@ pub fn list(decision: &str) -> Vec<Shape> {
             &["imports what is not offered: getrandom"],
             format!("(import \"getrandom\" (func)) {OWN} {}", exports(decision, "0.1.0")),
         ),
+        shape(
+            "imports-by-names-of-a-page",
+            &["imports what is not offered: aaaaaaaa"],
+            format!(
+                "(import \"{long}a\" (func)) (import \"{long}b\" (func)) {OWN} {}",
+                exports(decision, "0.1.0"),
+                long = "a".repeat(40_000)
+            ),
+        ),
         shape("shares-its-memory", &["not a component that this engine runs"], module("(memory 1 1 shared)")),
         shape("has-a-memory-of-64-bits", &["not a component that this engine runs"], module("(memory i64 1)")),
         shape(
