@@ -102,6 +102,7 @@ fn asked(name: &str) -> Option<u64> {
 }
 
 #[test]
+#[allow(clippy::disallowed_macros, reason = "figures of a test are printed")]
 fn no_proposal_breaks_an_invariant_or_loses_a_request() {
     if let Some(seed) = asked("PENSTOCK_PROPOSALS_SEED") {
         println!("{:?}", live(seed));

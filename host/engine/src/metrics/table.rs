@@ -181,7 +181,7 @@ table! {
     );
     POLICY_ACTIVATIONS = Definition::counter(
         "penstock_policy_activations_total",
-        "Attempts to put a policy set in force: activated, refused, timed_out, not_running; and native_in_place where a replica that \
+        "Attempts to put a policy set in force: activated, refused, timed_out, crowded (sets that left have not ended), not_running; and native_in_place where a replica that \
          started anew could not make its set again.",
         &["outcome"],
     );

@@ -47,6 +47,9 @@ pub enum ActivationError {
         /// What it was asked.
         what: &'static str,
     },
+    /// Sets that left earlier have not ended yet, and a further one would let them pile up.
+    #[error("{0} policy sets that left before have not ended yet")]
+    Crowded(usize),
     /// The engine broke or was shut down.
     #[error("the engine does not run")]
     NotRunning,
@@ -58,6 +61,7 @@ impl ActivationError {
         match self {
             Self::Refused { .. } => "refused",
             Self::TimedOut { .. } => "timed_out",
+            Self::Crowded(_) => "crowded",
             Self::NotRunning => "not_running",
         }
     }
@@ -99,6 +103,10 @@ impl<'a> Session<'a> {
     }
 
     fn run(&mut self, source: &PolicySource, last: &mut Generation) -> Result<Activation, ActivationError> {
+        let waiting = self.wiring.policies.reaper.await_all(after(self.wiring.limits.policy_switch));
+        if waiting > 0 {
+            return Err(ActivationError::Crowded(waiting));
+        }
         let memories = self.recall()?;
         let mut sets = Vec::new();
         for (machine, memory) in memories {
