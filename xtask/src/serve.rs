@@ -32,7 +32,8 @@ pub fn serve(args: &[String]) -> Result<()> {
 pub fn build(root: &std::path::Path) -> Result<()> {
     eprintln!("building penstock (profile {PROFILE}; the first build takes a few minutes)");
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--profile", PROFILE, "--package", "penstock-server"])
+        // Over the whole workspace, so that features, and with them what is already compiled, are those of the tests.
+        .args(["build", "--profile", PROFILE, "--workspace", "--bin", "penstock"])
         .current_dir(root)
         .status()
         .context("run cargo build")?;

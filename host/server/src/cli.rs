@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::bench::BenchArgs;
 use crate::config::{AdminListen, Config, Faults, StateDir};
 use crate::policies::command::PolicyArgs;
 
@@ -41,6 +42,19 @@ Examples:
   penstock policy rollback                      return to the set before
   penstock policy log -n 50 --question routing  the last decisions")]
     Policy(PolicyArgs),
+    /// Measure a server that speaks the OpenAI API: this one or any other.
+    #[command(after_help = "\
+Examples:
+  penstock bench                                          16 streams against http://127.0.0.1:8000
+  penstock bench --streams 1 --requests 8                 one caller: how fast is a single answer?
+  penstock bench --rate 4 --requests 240                  Poisson arrivals, 4 a second
+  penstock bench --shared-words 400 --prompt-words 32     a long beginning that all share
+  penstock bench --rate 4 --slo-ttft-ms 500 --slo-tpot-ms 50 --save results
+  penstock bench --url http://127.0.0.1:9000 --seed 7     another server, the same prompts
+
+Times are those of vLLM's benchmark: TTFT from sending to the first text, TPOT = (last - first) / (tokens - 1). Tokens are what the
+server counts; where it does not say, an event with text is one. The client runs on one thread and says by how much it sent late.")]
+    Bench(BenchArgs),
     /// Print a reference page.
     Describe {
         /// Which one.

@@ -1,5 +1,6 @@
 //! `penstock`: one binary that serves a model. The only crate that knows HTTP, the command line and configuration files.
 
+mod bench;
 mod cli;
 mod config;
 mod deployment;
@@ -41,6 +42,13 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(fault) => {
                 eprintln!("penstock policy: {fault:#}");
+                ExitCode::FAILURE
+            }
+        },
+        Command::Bench(args) => match bench::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(fault) => {
+                eprintln!("penstock bench: {fault:#}");
                 ExitCode::FAILURE
             }
         },

@@ -22,7 +22,8 @@ pub fn unit(setting: &Setting) -> Result<Counts> {
 
 /// The simulator's seeds at both overlap depths.
 pub fn simulation(setting: &Setting) -> Result<Counts> {
-    let mut command = cargo(&setting.root, &["test", "--package", "penstock-sim", "--profile", serve::PROFILE]);
+    // The whole workspace is selected, as everywhere: another selection has other features, and compiles Wasmtime again.
+    let mut command = cargo(&setting.root, &["test", "--workspace", "--profile", serve::PROFILE]);
     command.args(["--test", "seeds", "--", "--show-output"]).env("PENSTOCK_SIM_SEEDS", SEEDS);
     run(setting, "simulation", command)
 }

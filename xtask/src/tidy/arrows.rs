@@ -19,6 +19,7 @@ const ROOMS: &[Room] = &[
     Room { name: "kv", uses: &["base"], pure_with: Some(&[]) },
     Room { name: "policy-api", uses: &["base"], pure_with: Some(&[]) },
     Room { name: "sched", uses: &["base", "kv", "policy-api"], pure_with: Some(&[]) },
+    Room { name: "bench", uses: &[], pure_with: None },
     Room { name: "journal", uses: LAYERS_0_TO_2, pure_with: None },
     Room { name: "model", uses: LAYERS_0_TO_2, pure_with: None },
     Room { name: "exec", uses: LAYERS_0_TO_2, pure_with: None },
@@ -39,7 +40,19 @@ const ROOMS: &[Room] = &[
     Room { name: "sim", uses: &["base", "kv", "policy-api", "sched", "journal"], pure_with: None },
     Room {
         name: "server",
-        uses: &["base", "kv", "policy-api", "sched", "journal", "model", "exec", "exec-cpu", "engine", "policy-wasm"],
+        uses: &[
+            "base",
+            "kv",
+            "policy-api",
+            "sched",
+            "journal",
+            "model",
+            "exec",
+            "exec-cpu",
+            "engine",
+            "policy-wasm",
+            "bench",
+        ],
         pure_with: None,
     },
 ];
