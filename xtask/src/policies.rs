@@ -103,8 +103,9 @@ pub fn run(root: &Path) -> Result<()> {
 /// Puts one component, whoever built it, through what every policy is held to; says which rules it keeps.
 pub fn check(root: &Path, file: &Path, args: &[String]) -> Result<()> {
     let file = fs::canonicalize(file).with_context(|| format!("look for {}", file.display()))?;
-    let mut command = Command::new(env!("CARGO"));
-    command.args(["run", "--quiet", "--profile", serve::PROFILE, "--package", "penstock-conformance", "--"]);
+    let name = "penstock-conformance";
+    serve::build_program(root, name)?;
+    let mut command = Command::new(target(root).join(serve::PROFILE).join(name));
     let status = command.arg(&file).args(args).current_dir(root).status().context("run penstock-conformance")?;
     ensure!(status.success(), "{} does not keep the contract: see above", file.display());
     Ok(())

@@ -31,9 +31,16 @@ pub fn serve(args: &[String]) -> Result<()> {
 /// Builds the server.
 pub fn build(root: &std::path::Path) -> Result<()> {
     eprintln!("building penstock (profile {PROFILE}; the first build takes a few minutes)");
+    build_program(root, "penstock")
+}
+
+/// Builds one program of the workspace.
+///
+/// The whole workspace is selected, so that features, and with them what is already compiled, are those of the tests: under another
+/// selection Wasmtime is compiled anew.
+pub fn build_program(root: &std::path::Path, name: &str) -> Result<()> {
     let status = Command::new(env!("CARGO"))
-        // Over the whole workspace, so that features, and with them what is already compiled, are those of the tests.
-        .args(["build", "--profile", PROFILE, "--workspace", "--bin", "penstock"])
+        .args(["build", "--profile", PROFILE, "--workspace", "--bin", name])
         .current_dir(root)
         .status()
         .context("run cargo build")?;
