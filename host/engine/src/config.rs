@@ -9,6 +9,8 @@ use penstock_model::{Namespace, Tokenizer};
 use penstock_sched::gateway::GatewayConfig;
 use penstock_sched::replica::ReplicaConfig;
 
+use crate::journal::JournalConfig;
+use crate::policies::log::DecisionsConfig;
 use crate::policies::seats::PolicySource;
 
 /// Everything that can be chosen about an engine.
@@ -23,6 +25,10 @@ pub struct EngineConfig {
     pub limits: EngineLimits,
     /// Where the machines' first policies come from.
     pub policies: PolicySource,
+    /// What is kept of decisions.
+    pub decisions: DecisionsConfig,
+    /// Where the machines' inputs and decisions are written down; none is nowhere.
+    pub journal: Option<JournalConfig>,
 }
 
 /// Bounds of what the driver keeps for its clients.

@@ -17,6 +17,7 @@ use crate::config::{EngineConfig, ServedModel};
 use crate::context::{ContextRules, RequestContext, SubmissionFault, pending_bytes};
 use crate::executor_loop::{self, ExecutorLoop};
 use crate::gateway_loop::{self, GatewayLoop, GatewayWake};
+use crate::journal::Journal;
 use crate::latch::Latch;
 use crate::mailbox::{Mailbox, PushError};
 use crate::metrics::Metrics;
@@ -24,6 +25,7 @@ use crate::outputs::{self, OutputLoop};
 use crate::panics;
 use crate::permit::{Bound, Permits};
 use crate::policies::activation::{self, Activation, ActivationError};
+use crate::policies::inputs::InputsKept;
 use crate::policies::log::DecisionRecord;
 use crate::policies::machine::{FIRST, MachineSeats, PolicyPlane};
 use crate::policies::seats::{Machine, Memory, PolicySource, PreparedPolicies};
@@ -31,6 +33,7 @@ use crate::replica_loop::ReplicaLoop;
 use crate::replica_wake;
 use crate::request::{Submission, Ticket};
 use crate::status::{ReplicaState, ReplicaStatus, Status};
+use crate::story::Moment;
 use crate::stream::{ClientSide, EventStream, stream};
 use crate::wiring::{Board, Wiring};
 
@@ -132,12 +135,15 @@ impl Engine {
         let statuses = replicas.iter().map(first_status).collect();
         let count = replicas.len();
         let requests_max = config.limits.requests_max;
+        let metrics = Arc::new(Metrics::new(&model.name));
+        let journal = config.journal.as_ref().map(|journal| Journal::start(journal, count, &metrics)).transpose()?;
         let wiring = Arc::new(Wiring {
             clock,
-            metrics: Arc::new(Metrics::new(&model.name)),
+            metrics,
             board: Board::new(permits, statuses),
             limits: config.limits,
-            policies: PolicyPlane::new(config.policies.clone(), count)?,
+            policies: PolicyPlane::new(config.policies.clone(), count, config.decisions)?,
+            journal,
             context_tokens_max,
             gateway: Mailbox::new(&gateway_loop::lanes(requests_max, count)),
             replicas: replicas.iter().map(|replica| Mailbox::new(&replica_wake::lanes(replica, count))).collect(),
@@ -300,14 +306,29 @@ impl Engine {
         self.wiring.policies.reaper.waiting()
     }
 
+    /// What a decision's policy was told, where it was kept and has not left since.
+    pub fn inputs(&self, machine: Machine, sequence: u64) -> Option<InputsKept> {
+        self.wiring.policies.log.of(machine)?.inputs.last(1, |kept| kept.sequence == sequence).pop()
+    }
+
+    /// What happened to a request at the gateway, oldest first, as far as it is remembered.
+    pub fn moments(&self, request: RequestId) -> Vec<Moment> {
+        self.wiring.policies.log.moments.last(usize::MAX, |moment| moment.request == request)
+    }
+
+    /// The oldest moment that is remembered: what happened before it has been forgotten.
+    pub fn oldest_moment(&self) -> Option<Moment> {
+        self.wiring.policies.log.moments.oldest()
+    }
+
     /// The last `count` decisions of each machine that `fits`, oldest first, by machine.
     pub fn decisions(
         &self,
         count: usize,
         fits: impl Fn(&DecisionRecord) -> bool,
     ) -> Vec<(Machine, Vec<DecisionRecord>)> {
-        let rings = self.wiring.policies.log.0.iter();
-        rings.map(|(machine, ring)| (*machine, ring.last(count, &fits))).collect()
+        let rings = self.wiring.policies.log.rings.iter();
+        rings.map(|(machine, rings)| (*machine, rings.decisions.last(count, &fits))).collect()
     }
 
     /// The clock that [`Submission::arrived`] and [`Submission::deadline`] are read from.
@@ -347,6 +368,9 @@ impl Engine {
 
     /// The metrics page in Prometheus text format, gauges as of now.
     pub fn metrics_text(&self) -> String {
+        if let Some(journal) = &self.wiring.journal {
+            self.wiring.metrics.journal_waiting(journal.waiting_bytes());
+        }
         self.wiring.metrics.render(&self.status())
     }
 
@@ -392,6 +416,9 @@ impl Engine {
             } else {
                 tracing::error!(what, "a thread did not end in time and is left behind");
             }
+        }
+        if let Some(journal) = &self.wiring.journal {
+            journal.close();
         }
         in_time
     }

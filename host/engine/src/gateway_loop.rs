@@ -22,6 +22,7 @@ use crate::policies::machine::MachineSeats;
 use crate::policies::order::PolicyOrder;
 use crate::policies::seats::{Machine, PreparedPolicies};
 use crate::replica_wake::{self, FreezeCause, ReplicaWake};
+use crate::story::{Happened, Teller};
 use crate::stream::StreamWriter;
 use crate::wiring::Wiring;
 
@@ -78,7 +79,9 @@ pub(crate) enum GatewayWake {
 pub(crate) struct GatewayLoop {
     wiring: Arc<Wiring>,
     machine: Gateway,
+    config: GatewayConfig,
     seats: MachineSeats,
+    teller: Teller,
     effects: GatewayEffects,
     /// Messages of the step that is being carried out. Sent last: clients hear of a placement before the replica does, so that no text
     /// can overtake it.
@@ -103,11 +106,13 @@ struct Tracked {
 impl GatewayLoop {
     pub fn new(wiring: Arc<Wiring>, config: GatewayConfig, policies: Box<dyn PreparedPolicies>) -> Self {
         let seats = MachineSeats::new(Arc::clone(&wiring), Machine::Gateway, policies);
-        let machine = Gateway::new(config, wiring.clock.now());
+        let machine = Gateway::new(config.clone(), wiring.clock.now());
         Self {
             wiring,
             machine,
+            config,
             seats,
+            teller: Teller::default(),
             effects: GatewayEffects::new(),
             sends: Vec::new(),
             requests: HashMap::new(),
@@ -128,6 +133,7 @@ impl GatewayLoop {
                 "the gateway loop panicked: every request fails and the engine is dead"
             );
             self.wiring.die();
+            self.seats.frozen();
         }
         self.wiring.gateway.close();
         let mut left = Vec::new();
@@ -172,19 +178,21 @@ impl GatewayLoop {
             }
             let now = wiring.clock.now();
             self.seats.between_steps(now);
+            wiring.policies.log.moments.take(&mut self.teller.waiting);
             wiring.board.beat_ns.store(now.0, Ordering::Relaxed);
         }
     }
 
     /// An invariant of the machine does not hold. Like a panic, but the machine could still end its requests itself: the output loop
     /// has their ends, and handles them before it ends.
-    fn break_down(&self, which: &'static str) {
+    fn break_down(&mut self, which: &'static str) {
         tracing::error!(
             invariant = which,
             digest = self.machine.decision_digest(),
             "an invariant of the gateway does not hold: every request has failed and the engine is dead"
         );
         self.wiring.die();
+        self.seats.frozen();
     }
 
     fn handle(&mut self, wake: GatewayWake) {
@@ -228,6 +236,7 @@ impl GatewayLoop {
                     |(&request, tracked): (&RequestId, &Tracked)| (tracked.placed == Some(replica)).then_some(request);
                 for request in self.requests.iter().filter_map(placed_there).collect::<Vec<_>>() {
                     self.unplaced(request);
+                    self.teller.tell(self.wiring.clock.now(), request, Happened::ReplicaLost { replica });
                 }
                 self.step(GatewayInput::ReplicaDown { replica, epoch });
                 let its =
@@ -287,7 +296,11 @@ impl GatewayLoop {
 
     fn step(&mut self, input: GatewayInput) {
         let mut effects = std::mem::take(&mut self.effects);
-        self.machine.step(self.wiring.clock.now(), input, self.seats.policies(), &mut effects);
+        let now = self.wiring.clock.now();
+        self.teller.of_input(now, &input);
+        self.seats.begin_step(&self.machine, &self.config, now, &input);
+        self.machine.step(now, input, self.seats.policies(), &mut effects);
+        self.seats.end_step(&self.machine, &effects);
         for effect in effects.drain(..) {
             self.carry_out(effect);
         }
@@ -300,6 +313,7 @@ impl GatewayLoop {
     }
 
     fn carry_out(&mut self, effect: GatewayEffect) {
+        self.teller.of_effect(self.wiring.clock.now(), &effect);
         match effect {
             GatewayEffect::Send { replica, epoch, message } => self.sends.push((replica, epoch, message)),
             GatewayEffect::Queued { request, max_output_tokens, degraded } => {
@@ -368,7 +382,8 @@ impl GatewayLoop {
                 tracing::info!("progress resumed");
             }
             GatewayEvent::Stance { level } => tracing::info!(level, "overload stance changed"),
-            GatewayEvent::Fallback { decision, reason } => self.seats.fell_back(decision, reason),
+            GatewayEvent::Fallback { decision, call, reason } => self.seats.fell_back(decision, call, reason),
+            GatewayEvent::Changed { decision, call, change } => self.seats.changed(decision, call, change),
             GatewayEvent::CacheGap { replica } => tracing::warn!(replica = replica.0, "gap in cache events"),
             _ => {}
         }

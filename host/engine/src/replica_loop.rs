@@ -295,7 +295,9 @@ impl ReplicaLoop {
         let done = catch_unwind(AssertUnwindSafe(|| {
             let Life::Serving(machine) = &mut self.life else { return };
             let mut effects = std::mem::take(&mut self.effects);
+            self.seats.begin_step(machine.as_ref(), &self.config, now, &input);
             machine.step(now, input, self.seats.policies(), &mut effects);
+            self.seats.end_step(machine.as_ref(), &effects);
             for effect in effects.drain(..) {
                 self.carry_out(effect);
             }
@@ -327,7 +329,8 @@ impl ReplicaLoop {
                 self.wiring.metrics.replica_event(&event);
                 match event {
                     ReplicaEvent::Broken(which) => _ = self.freeze.get_or_insert(FreezeCause::Broken(which)),
-                    ReplicaEvent::Fallback { decision, reason } => self.seats.fell_back(decision, reason),
+                    ReplicaEvent::Fallback { decision, call, reason } => self.seats.fell_back(decision, call, reason),
+                    ReplicaEvent::Changed { decision, call, change } => self.seats.changed(decision, call, change),
                     _ => {}
                 }
             }
@@ -487,6 +490,7 @@ impl ReplicaLoop {
     fn freeze_now(&mut self, cause: FreezeCause, panicked_at: Option<&str>) {
         let replica = self.config.replica;
         self.freeze = None;
+        self.seats.frozen();
         self.effects.clear();
         self.reported = None;
         let now = self.wiring.clock.now();

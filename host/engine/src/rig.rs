@@ -17,6 +17,7 @@ use crate::mailbox::Mailbox;
 use crate::metrics::Metrics;
 use crate::outputs;
 use crate::permit::Permits;
+use crate::policies::log::DecisionsConfig;
 use crate::policies::machine::PolicyPlane;
 use crate::policies::seats::PolicySource;
 use crate::request::Submission;
@@ -31,7 +32,8 @@ pub(crate) fn wiring(requests_max: usize) -> Arc<Wiring> {
         metrics: Arc::new(Metrics::new("demo")),
         board: Board::new(Permits::new(requests_max, 1 << 20), Vec::new()),
         limits: EngineLimits::default(),
-        policies: PolicyPlane::new(source, 1).expect("a thread"),
+        policies: PolicyPlane::new(source, 1, DecisionsConfig::default()).expect("a thread"),
+        journal: None,
         context_tokens_max: 1_024,
         gateway: Mailbox::new(&gateway_loop::lanes(requests_max, 1)),
         replicas: vec![Mailbox::new(&[64; 8])].into(),

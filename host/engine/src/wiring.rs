@@ -12,6 +12,7 @@ use penstock_sched::gateway::DeliveryEvent;
 use crate::clock::Clock;
 use crate::config::EngineLimits;
 use crate::gateway_loop::{self, GatewayWake};
+use crate::journal::Journal;
 use crate::limits::BEAT_MAX;
 use crate::mailbox::{Mailbox, PushError};
 use crate::metrics::Metrics;
@@ -28,6 +29,8 @@ pub(crate) struct Wiring {
     pub board: Board,
     pub limits: EngineLimits,
     pub policies: PolicyPlane,
+    /// Where the machines write down what they do.
+    pub journal: Option<Journal>,
     /// Longest sequence that every replica takes.
     pub context_tokens_max: u32,
     pub gateway: Mailbox<GatewayWake>,

@@ -91,6 +91,16 @@ pub enum VerifyError {
         /// What differs.
         what: &'static str,
     },
+    /// A policy is asked something else than it was.
+    #[error("step {step} (before record {record}): {what}")]
+    Asked {
+        /// Of the step's outcome.
+        record: u64,
+        /// Which step of the segment, from 1.
+        step: u64,
+        /// What differs.
+        what: String,
+    },
     /// The machine panicked in the replay.
     #[error("step {step} panicked: {text}")]
     Panicked {

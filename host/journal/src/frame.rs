@@ -21,9 +21,15 @@ pub const FRAME_BYTES: usize = 9;
 pub const KIND_INPUT: u8 = 1;
 /// What came of the input before: an [`Outcome`].
 pub const KIND_OUTCOME: u8 = 2;
+/// What a policy answered in the step that has begun: an [`AnswerRecord`](crate::wire::AnswerRecord).
+pub const KIND_ANSWER: u8 = 3;
+/// A policy failed on facts in that step: an [`ObserveFault`](crate::wire::ObserveFault).
+pub const KIND_OBSERVED: u8 = 4;
+/// What sits in the seats from here on: a [`Seated`](crate::wire::Seated).
+pub const KIND_SEATED: u8 = 5;
 /// The segment is complete: an [`End`].
 pub const KIND_END: u8 = 0xfe;
-/// The segment was broken off: a [`BreakCause`].
+/// The segment was broken off: a [`Broken`].
 pub const KIND_BROKEN: u8 = 0xff;
 
 /// What came of a step, small enough to write for every one.
@@ -61,10 +67,23 @@ pub enum BreakCause {
     Frozen,
     /// The process was told to stop at once.
     Stopped,
+    /// The disk took no more.
+    Disk,
 }
 
 impl BreakCause {
-    const ALL: [Self; 4] = [Self::Overload, Self::TooLong, Self::Frozen, Self::Stopped];
+    const ALL: [Self; 5] = [Self::Overload, Self::TooLong, Self::Frozen, Self::Stopped, Self::Disk];
+
+    /// In words.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Overload => "records came faster than they could be written",
+            Self::TooLong => "a record was too long",
+            Self::Frozen => "the machine was taken out of service",
+            Self::Stopped => "the process was told to stop at once",
+            Self::Disk => "the disk took no more",
+        }
+    }
 }
 
 impl Encode for BreakCause {
@@ -78,6 +97,17 @@ impl Decode for BreakCause {
         Self::ALL.get(usize::from(from.u8()?)).copied().ok_or(DecodeError::Invalid("break cause"))
     }
 }
+
+/// The last record of a segment that was broken off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Broken {
+    /// Why.
+    pub cause: BreakCause,
+    /// Records before this one.
+    pub records: u64,
+}
+
+record! { Broken { cause, records } }
 
 /// How a segment ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -4,19 +4,21 @@
 //! "PNSTKLOG" | u32 version | u32 payload length | payload | u32 CRC-32 of all before
 //! ```
 
+use penstock_base::Instant;
 use penstock_base::codec::{DecodeError, Reader, Writer};
-use penstock_base::{Generation, Instant};
-use penstock_policy_api::{Decision, FaultKind, Policies, Policy, RestoreCause, RestoreInfo};
+use penstock_policy_api::{Decision, Policies, Policy};
 
 use crate::error::{JournalError, VerifyError};
 use crate::frame::crc32;
 use crate::machine::{Machine, MachineKind, digest_bytes};
-use crate::wire::{Decode, Encode, choice, from_bytes, record, to_bytes};
+use crate::wire::{Decode, Encode, Seated, choice, from_bytes, record, to_bytes};
 
 /// The first bytes of every segment.
 pub const MAGIC: [u8; 8] = *b"PNSTKLOG";
-/// Grows with every change of the format.
-pub const VERSION: u32 = 1;
+/// Grows with every change of the format: of a record, a header, an input, an effect. A test holds the bytes against it.
+///
+/// 1: inputs and outcomes. 2: answers, what sits in the seats, the build; how many records a broken segment has.
+pub const VERSION: u32 = 2;
 /// Longest header: a snapshot of a gateway with every table full.
 pub const HEADER_BYTES_MAX: u32 = 1 << 30;
 
@@ -34,17 +36,6 @@ pub struct MachineId {
 choice! { MachineKind, "machine" { 0 => Gateway, 1 => Replica } }
 record! { MachineId { kind, number, epoch } }
 
-/// What a policy had saved when the segment opened.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct SavedSeat {
-    /// Schema of the state.
-    pub schema: u32,
-    /// The state.
-    pub state: Vec<u8>,
-}
-
-record! { SavedSeat { schema, state } }
-
 /// What a segment opens with. `config` is the machine's configuration as bytes; its digest is written beside it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SegmentHeader {
@@ -54,14 +45,16 @@ pub struct SegmentHeader {
     pub segment: u64,
     /// When it opens.
     pub now: Instant,
-    /// Generation of the policy set in force.
-    pub generation: Generation,
+    /// The program that wrote it, for people: another build may decide otherwise.
+    pub build: String,
+    /// Every answer of a policy is in the segment: a replay needs no policies.
+    pub has_answers: bool,
     /// Configuration of the machine.
     pub config: Vec<u8>,
     /// State of the machine.
     pub snapshot: Vec<u8>,
-    /// State of the policies, in the order of [`Decision::ALL`].
-    pub seats: Vec<SavedSeat>,
+    /// The policies.
+    pub seated: Seated,
 }
 
 impl Encode for SegmentHeader {
@@ -70,41 +63,34 @@ impl Encode for SegmentHeader {
         out.u64(digest_bytes(&self.config));
         self.segment.put(out);
         self.now.put(out);
-        self.generation.put(out);
+        self.build.as_str().put(out);
+        out.bool(self.has_answers);
         out.blob(&self.config);
         out.blob(&self.snapshot);
-        self.seats.put(out);
+        self.seated.put(out);
     }
 }
 
 impl SegmentHeader {
-    /// The header of a segment that opens now.
-    ///
-    /// # Errors
-    /// A policy that cannot save its state.
+    /// The header of a segment that opens now, without answers: a replay asks the policies again.
     pub fn of<M: Machine>(
         machine: &M,
         config: &M::Config,
         policies: &mut dyn Policies,
         (segment, now): (u64, Instant),
-    ) -> Result<Self, FaultKind> {
+    ) -> Self {
         let mut snapshot = Writer::new();
         machine.save(&mut snapshot);
-        let seats = Decision::ALL.map(|decision| {
-            let seat = seat(policies, decision);
-            let mut state = Writer::new();
-            seat.save(&mut state)?;
-            Ok(SavedSeat { schema: seat.terms().state_schema, state: state.into_bytes() })
-        });
-        Ok(Self {
+        Self {
             machine: M::id(config),
             segment,
             now,
-            generation: machine.generation(),
+            build: String::new(),
+            has_answers: false,
             config: to_bytes(config),
             snapshot: snapshot.into_bytes(),
-            seats: seats.into_iter().collect::<Result<_, _>>()?,
-        })
+            seated: Seated::of(policies, &[]),
+        }
     }
 
     /// Digest of the configuration.
@@ -136,18 +122,9 @@ impl SegmentHeader {
     /// # Errors
     /// The first policy that does not take it.
     pub fn restore_policies(&self, policies: &mut dyn Policies) -> Result<(), VerifyError> {
-        for (decision, saved) in Decision::ALL.into_iter().zip(&self.seats) {
-            let now_us = self.now.as_us();
-            let info = RestoreInfo {
-                schema: saved.schema,
-                cause: RestoreCause::Replay,
-                saved_now_us: now_us,
-                now_us,
-                elapsed_us: 0,
-            };
-            seat(policies, decision)
-                .restore(&info, &saved.state)
-                .map_err(|source| VerifyError::Policy { seat: decision.name(), source })?;
+        for decision in Decision::ALL {
+            let restored = self.seated.restore(decision, self.now, policies);
+            restored.map_err(|source| VerifyError::Policy { seat: decision.name(), source })?;
         }
         Ok(())
     }
@@ -183,20 +160,18 @@ impl SegmentHeader {
             machine,
             segment: from.u64()?,
             now: Instant::take(from)?,
-            generation: Generation::take(from)?,
+            build: String::take(from)?,
+            has_answers: from.bool()?,
             config: from.blob()?.to_vec(),
             snapshot: from.blob()?.to_vec(),
-            seats: Vec::take(from)?,
+            seated: Seated::take(from)?,
         };
-        if header.seats.len() == Decision::ALL.len() {
-            Ok((header, digest))
-        } else {
-            Err(DecodeError::Invalid("seats"))
-        }
+        Ok((header, digest))
     }
 }
 
-fn seat(policies: &mut dyn Policies, decision: Decision) -> &mut dyn Policy {
+/// One of the five.
+pub(crate) fn seat(policies: &mut dyn Policies, decision: Decision) -> &mut dyn Policy {
     match decision {
         Decision::Admission => policies.admission(),
         Decision::Routing => policies.routing(),

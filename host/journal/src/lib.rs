@@ -8,6 +8,7 @@
 //! - [`wire`]: how values become bytes, one file a family.
 //! - [`frame`]: records with kind, length and chained checksum. [`header`]: how a segment opens.
 //! - [`write`]: a segment being written. [`read`]: one being read. [`verify`]: the same inputs, the same decisions?
+//! - [`told`]: a digest of what a policy is told. `recorded`: the answers in a log, in the policies' places.
 //! - [`machine`]: what both machines have in common.
 #![forbid(unsafe_code)]
 
@@ -16,14 +17,18 @@ pub mod frame;
 pub mod header;
 pub mod machine;
 pub mod read;
+mod recorded;
+pub mod told;
 pub mod verify;
 pub mod wire;
 pub mod write;
 
 pub use error::{JournalError, VerifyError};
 pub use frame::{BreakCause, Ending, Outcome};
-pub use header::{MachineId, SavedSeat, SegmentHeader};
+pub use header::{MachineId, SegmentHeader};
 pub use machine::{Machine, MachineKind, digest_effects};
 pub use read::{Record, SegmentReader};
-pub use verify::{Verified, verify, verify_native};
+pub use recorded::{AskedAgain, AskedDifference, Remade, Remake};
+pub use verify::{Examined, Verified, examine, verify, verify_native};
+pub use wire::{SavedSeat, Seated};
 pub use write::{Closed, SegmentWriter};

@@ -7,12 +7,12 @@ use penstock_base::codec::DecodeError;
 
 use crate::error::JournalError;
 use crate::frame::{
-    BreakCause, End, Ending, KIND_BROKEN, KIND_END, KIND_INPUT, KIND_OUTCOME, Outcome, PAYLOAD_BYTES_MAX, checksum,
-    crc32,
+    Broken, End, Ending, KIND_ANSWER, KIND_BROKEN, KIND_END, KIND_INPUT, KIND_OBSERVED, KIND_OUTCOME, KIND_SEATED,
+    Outcome, PAYLOAD_BYTES_MAX, checksum, crc32,
 };
 use crate::header::{HEADER_BYTES_MAX, MAGIC, SegmentHeader, VERSION};
 use crate::machine::Machine;
-use crate::wire::{Decode, from_bytes};
+use crate::wire::{AnswerRecord, Decode, ObserveFault, Seated, from_bytes};
 
 /// One record.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,8 +24,14 @@ pub enum Record<I> {
         /// What.
         input: I,
     },
+    /// What a policy answered in that step.
+    Answer(AnswerRecord),
+    /// A policy failed on facts in that step.
+    Observed(ObserveFault),
     /// What came of it.
     Outcome(Outcome),
+    /// What sits in the seats from here on.
+    Seated(Box<Seated>),
     /// A record of a later format: skipped by its length.
     Unknown {
         /// Its kind.
@@ -127,6 +133,9 @@ impl<R: Read> SegmentReader<R> {
                 Ok(Some(Record::Input { now, input }))
             }
             KIND_OUTCOME => Ok(Some(Record::Outcome(self.decode()?))),
+            KIND_ANSWER => Ok(Some(Record::Answer(self.decode()?))),
+            KIND_OBSERVED => Ok(Some(Record::Observed(self.decode()?))),
+            KIND_SEATED => Ok(Some(Record::Seated(Box::new(self.decode()?)))),
             KIND_END => {
                 let end: End = self.decode()?;
                 if (end.steps, end.now) != (self.steps, self.now) {
@@ -135,7 +144,10 @@ impl<R: Read> SegmentReader<R> {
                 self.finish(Ending::Complete)
             }
             KIND_BROKEN => {
-                let cause: BreakCause = self.decode()?;
+                let Broken { cause, records } = self.decode()?;
+                if records + 1 != self.records {
+                    return Err(self.malformed(DecodeError::Invalid("number of records")));
+                }
                 self.finish(Ending::Broken(cause))
             }
             kind => Ok(Some(Record::Unknown { kind })),

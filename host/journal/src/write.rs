@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 use penstock_base::Instant;
 use penstock_base::codec::Writer;
 
-use crate::frame::{self, BreakCause, End, FRAME_BYTES, Outcome, PAYLOAD_BYTES_MAX};
+use crate::frame::{self, BreakCause, Broken, End, FRAME_BYTES, Outcome, PAYLOAD_BYTES_MAX};
 use crate::header::SegmentHeader;
 use crate::machine::Machine;
 use crate::wire::Encode;
@@ -36,6 +36,8 @@ pub struct SegmentWriter<M, W> {
     chain: u32,
     /// Inputs so far.
     steps: u64,
+    /// Records so far.
+    records: u64,
     /// Time of the last one.
     now: Instant,
     broken: Option<BreakCause>,
@@ -57,6 +59,7 @@ impl<M: Machine, W: Write> SegmentWriter<M, W> {
             buffer_bytes_max: buffer_bytes_max.max(MARKER_BYTES),
             chain: crate::frame::crc32(0, &opening),
             steps: 0,
+            records: 0,
             now: header.now,
             broken: None,
             scratch: Writer::new(),
@@ -100,6 +103,7 @@ impl<M: Machine, W: Write> SegmentWriter<M, W> {
             BreakCause::Overload
         } else {
             self.chain = frame::append(&mut self.buffer, self.chain, kind, payload);
+            self.records += 1;
             return Ok(());
         };
         self.mark_broken(cause);
@@ -109,7 +113,7 @@ impl<M: Machine, W: Write> SegmentWriter<M, W> {
     fn mark_broken(&mut self, cause: BreakCause) {
         if self.broken.is_none() {
             self.scratch.clear();
-            cause.put(&mut self.scratch);
+            Broken { cause, records: self.records }.put(&mut self.scratch);
             self.chain = frame::append(&mut self.buffer, self.chain, frame::KIND_BROKEN, self.scratch.bytes());
             self.broken = Some(cause);
         }

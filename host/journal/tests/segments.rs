@@ -47,7 +47,7 @@ impl<M: Machine<Input: Make>> Run<M> {
     }
 
     fn header(&mut self) -> SegmentHeader {
-        SegmentHeader::of(&self.machine, &self.config, &mut self.policies, (0, self.now)).unwrap()
+        SegmentHeader::of(&self.machine, &self.config, &mut self.policies, (0, self.now))
     }
 
     fn open(&mut self, buffer: usize) -> SegmentWriter<M, Vec<u8>> {
@@ -232,7 +232,7 @@ fn records_of_a_later_format_are_skipped() {
     let mut bytes = header.to_segment();
     let chain = crc32(0, &bytes);
     let chain = frame::append(&mut bytes, chain, 77, b"something new");
-    frame::append(&mut bytes, chain, frame::KIND_BROKEN, &[BreakCause::Stopped as u8]);
+    frame::append(&mut bytes, chain, frame::KIND_BROKEN, &[BreakCause::Stopped as u8, 1, 0, 0, 0, 0, 0, 0, 0]);
     let verified = verify_native(&bytes[..]).unwrap();
     assert_eq!((verified.unknown, verified.records, verified.ending), (1, 2, Ending::Broken(BreakCause::Stopped)));
 }
@@ -246,7 +246,7 @@ fn headers_are_read_with_care() {
     assert!(matches!(open(b"PNSTKLOX...."), Err(JournalError::NotASegment)));
     let mut later = bytes.clone();
     later[8] = 9;
-    assert!(matches!(open(&later), Err(JournalError::Version { found: 9, expected: 1 })));
+    assert!(matches!(open(&later), Err(JournalError::Version { found: 9, expected: 2 })));
     let mut long = bytes.clone();
     long[12..16].fill(0xff);
     assert!(matches!(open(&long), Err(JournalError::TooLong { record: 0, .. })));

@@ -51,7 +51,7 @@ impl<T> Validated<T> {
     }
 }
 
-/// A change that the contract names. Not a strike.
+/// A change that the contract names. Not a strike. Journals number it by its place: new ones go to the end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Change {
     /// `retry-after-ms` was brought into 1,000..=60,000.
@@ -75,6 +75,24 @@ pub enum Change {
 }
 
 impl Change {
+    /// All of them, by number.
+    pub const ALL: [Self; 9] = [
+        Self::RetryAfterClamped,
+        Self::DeferBecameAdmit,
+        Self::DeferPastDeadline,
+        Self::DeferRaised,
+        Self::WaitClamped,
+        Self::VictimsCut,
+        Self::LevelFallSlowed,
+        Self::AmountClamped,
+        Self::BusyDropped,
+    ];
+
+    /// The change with this number.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+
     /// The name in metrics.
     pub const fn name(self) -> &'static str {
         match self {

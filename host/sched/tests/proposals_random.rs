@@ -76,14 +76,14 @@ fn live(seed: u64) -> Sum {
     let mut sum = Sum { steps: cluster.steps, digest: cluster.gateway.decision_digest(), ..Sum::default() };
     for event in &cluster.events {
         match *event {
-            GatewayEvent::Fallback { decision, reason } => sum.fallback(decision, reason),
+            GatewayEvent::Fallback { decision, reason, .. } => sum.fallback(decision, reason),
             GatewayEvent::Broken(what) => panic!("{what}"),
             _ => {}
         }
     }
     for event in &cluster.replica_events {
         match *event {
-            ReplicaEvent::Fallback { decision, reason } => sum.fallback(decision, reason),
+            ReplicaEvent::Fallback { decision, reason, .. } => sum.fallback(decision, reason),
             ReplicaEvent::Preempted { .. } => sum.preempted += 1,
             _ => {}
         }

@@ -63,6 +63,11 @@ pub struct Metrics {
     policy_names: Mutex<BTreeSet<String>>,
     generation: IntGauge,
     overload_level: IntGauge,
+    journal_bytes: IntCounter,
+    journal_segments: IntCounterVec,
+    journal_errors: IntCounter,
+    journal_queue: IntGauge,
+    journal_snapshots: Histogram,
     kv_blocks: IntGaugeVec,
     kv_reserved: IntGauge,
     evicted_blocks: IntCounter,
@@ -180,6 +185,11 @@ impl Metrics {
             policy_names: Mutex::default(),
             generation: make.gauge(&t::GENERATION),
             overload_level: make.gauge(&t::OVERLOAD_LEVEL),
+            journal_bytes: make.counter(&t::JOURNAL_BYTES),
+            journal_segments: make.counters(&t::JOURNAL_SEGMENTS),
+            journal_errors: make.counter(&t::JOURNAL_ERRORS),
+            journal_queue: make.gauge(&t::JOURNAL_QUEUE),
+            journal_snapshots: make.histogram(&t::JOURNAL_SNAPSHOT),
             kv_blocks: make.gauges(&t::KV_BLOCKS),
             kv_reserved: make.gauge(&t::KV_RESERVED),
             evicted_blocks: make.counter(&t::EVICTED_BLOCKS),
@@ -267,7 +277,7 @@ impl Metrics {
                 let verdict = ["admit", "defer", "degrade", "reject"].get(usize::from(verdict)).copied();
                 self.verdicts.with_label_values(&[verdict.unwrap_or("other")]).inc();
             }
-            GatewayEvent::Fallback { decision, reason } => self.fallback(decision, reason),
+            GatewayEvent::Fallback { decision, reason, .. } => self.fallback(decision, reason),
             GatewayEvent::Stance { level } => self.overload_level.set(i64::from(level)),
             GatewayEvent::HeldCredit { .. } => self.held_credit.inc(),
             GatewayEvent::NoProgress => self.no_progress.set(1),
@@ -275,7 +285,7 @@ impl Metrics {
             GatewayEvent::Stale => self.stale("gateway"),
             GatewayEvent::ClockClamped => self.clock_clamped.with_label_values(&["gateway"]).inc(),
             GatewayEvent::CacheGap { .. } => self.cache_gaps.inc(),
-            GatewayEvent::Broken(_) => {}
+            GatewayEvent::Changed { .. } | GatewayEvent::Routed { .. } | GatewayEvent::Broken(_) => {}
         }
     }
 
@@ -292,10 +302,10 @@ impl Metrics {
             ReplicaEvent::Unstored { blocks } => self.unstored_blocks.inc_by(blocks),
             ReplicaEvent::Evicted { blocks } => self.evicted_blocks.inc_by(u64::from(blocks)),
             ReplicaEvent::Preempted { .. } => self.preemptions.inc(),
-            ReplicaEvent::Fallback { decision, reason } => self.fallback(decision, reason),
+            ReplicaEvent::Fallback { decision, reason, .. } => self.fallback(decision, reason),
             ReplicaEvent::Stale => self.stale("replica"),
             ReplicaEvent::ClockClamped => self.clock_clamped.with_label_values(&["replica"]).inc(),
-            ReplicaEvent::Broken(_) => {}
+            ReplicaEvent::Changed { .. } | ReplicaEvent::Broken(_) => {}
         }
     }
 
@@ -349,6 +359,27 @@ impl Metrics {
         let is_shown = names.contains(policy) || names.len() < POLICY_NAMES_MAX && names.insert(policy.to_owned());
         let policy = if is_shown { policy } else { "other" };
         self.policy_calls.with_label_values(&[decision.name(), policy])
+    }
+
+    pub(crate) fn journal_wrote(&self, bytes: u64) {
+        self.journal_bytes.inc_by(bytes);
+    }
+
+    /// A segment has ended; `ending` is of a closed set.
+    pub(crate) fn journal_segment(&self, ending: &'static str) {
+        self.journal_segments.with_label_values(&[ending]).inc();
+    }
+
+    pub(crate) fn journal_error(&self) {
+        self.journal_errors.inc();
+    }
+
+    pub(crate) fn journal_waiting(&self, bytes: usize) {
+        self.journal_queue.set(signed(bytes as u64));
+    }
+
+    pub(crate) fn journal_snapshot(&self, took: Duration) {
+        self.journal_snapshots.observe(seconds(took));
     }
 
     pub(crate) fn frozen(&self, cause: &'static str) {

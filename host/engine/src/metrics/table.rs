@@ -202,6 +202,19 @@ table! {
     );
     GENERATION = Definition::gauge("penstock_policy_generation", "Generation of the policy set in force at the gateway.", &[]);
     OVERLOAD_LEVEL = Definition::gauge("penstock_overload_level", "Level of the overload stance in force, 0 to 4.", &[]);
+    JOURNAL_BYTES = Definition::counter("penstock_journal_bytes_total", "Bytes written to the journal.", &[]);
+    JOURNAL_SEGMENTS = Definition::counter(
+        "penstock_journal_segments_total",
+        "Journal segments that have ended: complete, or broken off, by cause.",
+        &["ending"],
+    );
+    JOURNAL_ERRORS = Definition::counter("penstock_journal_errors_total", "Times the disk did not take the journal.", &[]);
+    JOURNAL_QUEUE = Definition::gauge("penstock_journal_queue_bytes", "Bytes that wait for the journal's writer.", &[]);
+    JOURNAL_SNAPSHOT = Definition::histogram(
+        "penstock_journal_snapshot_seconds",
+        "How long a machine stood still to say what it knows, at the opening of a journal segment.",
+        CALL_S,
+    );
     KV_BLOCKS = Definition::gauge("penstock_kv_blocks", "KV blocks of all replicas by state.", &["state"]);
     KV_RESERVED = Definition::gauge(
         "penstock_kv_reserved_blocks",

@@ -7,9 +7,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use penstock_base::{Generation, Instant, RequestId};
+use penstock_policy_api::validate::Change;
 use penstock_policy_api::{FallbackReason, Question};
 
+use super::inputs::{InputsKept, KeptFor, Sampling};
 use super::seats::Machine;
+use crate::story::{MOMENTS_MAX, Moment};
 
 /// Decisions kept for each machine.
 pub const DECISIONS_KEPT_MAX: usize = 4_096;
@@ -37,8 +40,12 @@ pub struct DecisionRecord {
     pub rows: u32,
     /// What the policy proposed.
     pub proposal: Proposal,
+    /// What the host changed about it.
+    pub changed: Option<Change>,
     /// Why the native default answered in its place.
     pub fallback: Option<FallbackReason>,
+    /// Why everything that the policy was told is kept beside this, when it is.
+    pub kept: Option<KeptFor>,
     /// Time inside the policy.
     pub took_ns: u64,
     /// Fuel that the policy used.
@@ -140,58 +147,130 @@ pub(crate) fn first_rows(rows: impl IntoIterator<Item = u32>) -> [u32; FIRST_ROW
     first
 }
 
-/// The ring of one machine, shared by its thread and its readers.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct DecisionRing(Arc<Mutex<VecDeque<DecisionRecord>>>);
+/// Bounded, shared by one thread that fills it and anybody who reads.
+pub(crate) struct Ring<T> {
+    kept: Arc<Mutex<Kept<T>>>,
+    /// Most weight in it.
+    most: usize,
+    /// Weight of one.
+    weight: fn(&T) -> usize,
+}
 
-impl DecisionRing {
+struct Kept<T> {
+    all: VecDeque<T>,
+    weight: usize,
+}
+
+impl<T> Clone for Ring<T> {
+    fn clone(&self) -> Self {
+        Self { kept: Arc::clone(&self.kept), most: self.most, weight: self.weight }
+    }
+}
+
+impl<T: Clone> Ring<T> {
+    /// Empty, for what weighs `most` together.
+    pub fn new(most: usize, weight: fn(&T) -> usize) -> Self {
+        Self { kept: Arc::new(Mutex::new(Kept { all: VecDeque::new(), weight: 0 })), most, weight }
+    }
+
     /// Moves everything in, unless somebody reads at this moment. What was oldest leaves.
-    pub fn take(&self, from: &mut Vec<DecisionRecord>) {
-        let mut kept = match self.0.try_lock() {
+    pub fn take(&self, from: &mut Vec<T>) {
+        if from.is_empty() {
+            return;
+        }
+        let mut kept = match self.kept.try_lock() {
             Ok(kept) => kept,
             Err(TryLockError::Poisoned(kept)) => kept.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        if kept.capacity() == 0 {
-            kept.reserve_exact(DECISIONS_KEPT_MAX);
+        for one in from.drain(..) {
+            kept.weight += (self.weight)(&one);
+            kept.all.push_back(one);
+            while kept.weight > self.most {
+                let Some(oldest) = kept.all.pop_front() else { break };
+                kept.weight -= (self.weight)(&oldest);
+            }
         }
-        let over = (kept.len() + from.len()).saturating_sub(DECISIONS_KEPT_MAX).min(kept.len());
-        kept.drain(..over);
-        let room = DECISIONS_KEPT_MAX - kept.len();
-        let skip = from.len().saturating_sub(room);
-        kept.extend(from.drain(..).skip(skip));
     }
 
     /// The last `count` that fit, oldest first.
-    pub fn last(&self, count: usize, fits: impl Fn(&DecisionRecord) -> bool) -> Vec<DecisionRecord> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut found: Vec<_> = kept.iter().rev().filter(|record| fits(record)).take(count).cloned().collect();
+    pub fn last(&self, count: usize, fits: impl Fn(&T) -> bool) -> Vec<T> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found: Vec<_> = kept.all.iter().rev().filter(|one| fits(one)).take(count).cloned().collect();
         drop(kept);
         found.reverse();
         found
     }
+
+    /// The oldest that is still there.
+    pub fn oldest(&self) -> Option<T> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).all.front().cloned()
+    }
+}
+
+/// The rings of one machine.
+#[derive(Clone)]
+pub(crate) struct DecisionRings {
+    /// Decisions.
+    pub decisions: Ring<DecisionRecord>,
+    /// What some of them were told.
+    pub inputs: Ring<InputsKept>,
+}
+
+impl DecisionRings {
+    fn new(inputs_bytes: usize) -> Self {
+        Self { decisions: Ring::new(DECISIONS_KEPT_MAX, |_| 1), inputs: Ring::new(inputs_bytes, InputsKept::bytes) }
+    }
+
+    /// Moves everything in, as far as nobody reads.
+    pub fn take(&self, decisions: &mut Vec<DecisionRecord>, inputs: &mut Vec<InputsKept>) {
+        self.decisions.take(decisions);
+        self.inputs.take(inputs);
+    }
+}
+
+/// What is kept of decisions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DecisionsConfig {
+    /// Requests whose questions are kept with everything that the policy was told, in parts of a million; chosen by a hash of their ids.
+    /// Of questions about many, one in 64 of that share. Faults and changed answers are kept in any case.
+    pub sample_ppm: u32,
+    /// Memory for that, of each machine.
+    pub inputs_bytes: usize,
+}
+
+impl Default for DecisionsConfig {
+    fn default() -> Self {
+        // Every request can be explained until its inputs leave the ring: a few thousand of them.
+        Self { sample_ppm: 1_000_000, inputs_bytes: 4 << 20 }
+    }
 }
 
 /// The rings of all machines, by machine.
-#[derive(Debug)]
-pub(crate) struct DecisionLog(pub Box<[(Machine, DecisionRing)]>);
+pub(crate) struct DecisionLog {
+    /// By machine.
+    pub rings: Box<[(Machine, DecisionRings)]>,
+    /// What happened to requests.
+    pub moments: Ring<Moment>,
+    /// Which inputs are kept.
+    pub sampling: Sampling,
+}
 
 impl DecisionLog {
     /// Empty, for a gateway and `replicas`.
-    pub fn new(replicas: usize) -> Self {
+    pub fn new(replicas: usize, config: DecisionsConfig) -> Self {
         let replicas = (0..replicas).map(|replica| Machine::Replica(replica as u32));
-        Self(
-            std::iter::once(Machine::Gateway)
-                .chain(replicas)
-                .map(|machine| (machine, DecisionRing::default()))
-                .collect(),
-        )
+        let machines = std::iter::once(Machine::Gateway).chain(replicas);
+        Self {
+            rings: machines.map(|machine| (machine, DecisionRings::new(config.inputs_bytes))).collect(),
+            moments: Ring::new(MOMENTS_MAX, |_| 1),
+            sampling: Sampling { ppm: config.sample_ppm },
+        }
     }
 
-    /// One machine's ring.
-    pub fn ring(&self, machine: Machine) -> DecisionRing {
-        let found = self.0.iter().find(|(of, _)| *of == machine);
-        found.map(|(_, ring)| ring.clone()).unwrap_or_default()
+    /// One machine's rings.
+    pub fn of(&self, machine: Machine) -> Option<&DecisionRings> {
+        self.rings.iter().find(|(of, _)| *of == machine).map(|(_, rings)| rings)
     }
 }
 
@@ -211,7 +290,9 @@ mod tests {
             inputs: 0,
             rows: 0,
             proposal: Proposal::None,
+            changed: None,
             fallback: None,
+            kept: None,
             took_ns: 0,
             fuel: 0,
         }
@@ -219,7 +300,7 @@ mod tests {
 
     #[test]
     fn the_newest_stay_and_the_rest_leaves() {
-        let ring = DecisionRing::default();
+        let ring = Ring::new(DECISIONS_KEPT_MAX, |_| 1);
         let most = DECISIONS_KEPT_MAX as u64;
         ring.take(&mut (1..=most).map(record).collect());
         ring.take(&mut (most + 1..=most + 10).map(record).collect());
@@ -232,9 +313,18 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_is_bounded_by_weight() {
+        let ring: Ring<Vec<u8>> = Ring::new(10, Vec::len);
+        ring.take(&mut vec![vec![1; 4], vec![2; 4], vec![3; 4]]);
+        assert_eq!(ring.last(9, |_| true), [vec![2; 4], vec![3; 4]]);
+        ring.take(&mut vec![vec![4; 11]]);
+        assert_eq!(ring.last(9, |_| true), Vec::<Vec<u8>>::new(), "too large for the whole ring");
+    }
+
+    #[test]
     fn a_reader_does_not_hold_the_machine_up() {
-        let ring = DecisionRing::default();
-        let reader = ring.0.lock().unwrap();
+        let ring = Ring::new(DECISIONS_KEPT_MAX, |_| 1);
+        let reader = ring.kept.lock().unwrap();
         let mut waiting = vec![record(1)];
         ring.take(&mut waiting);
         assert_eq!(waiting.len(), 1, "kept for the next turn");

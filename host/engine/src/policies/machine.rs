@@ -4,13 +4,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_base::{Generation, Instant, ReplicaId};
-use penstock_policy_api::validate::Malformed;
+use penstock_journal::Machine as Logged;
+use penstock_policy_api::validate::{Change, Malformed};
 use penstock_policy_api::{Decision, Policies};
 
-use super::log::DecisionLog;
+use super::log::{DecisionLog, DecisionsConfig};
 use super::order::{Held, PolicyOrder, Said};
 use super::reaper::Reaper;
-use super::recorder::Recorder;
+use super::recorder::{Post, Recorder};
 use super::seats::{Machine, PolicySource, PreparedPolicies, SeatedPolicies};
 use crate::wiring::Wiring;
 
@@ -29,12 +30,12 @@ pub(crate) const FIRST: Generation = Generation(1);
 
 impl PolicyPlane {
     /// With the first set in force.
-    pub fn new(source: PolicySource, replicas: usize) -> std::io::Result<Self> {
+    pub fn new(source: PolicySource, replicas: usize, decisions: DecisionsConfig) -> std::io::Result<Self> {
         Ok(Self {
             current: Mutex::new((FIRST, source)),
             activating: Mutex::new(FIRST),
             reaper: Reaper::start()?,
-            log: DecisionLog::new(replicas),
+            log: DecisionLog::new(replicas, decisions),
         })
     }
 
@@ -59,17 +60,39 @@ pub(crate) struct MachineSeats {
 impl MachineSeats {
     /// With the first set in the seats.
     pub fn new(wiring: Arc<Wiring>, machine: Machine, first: Box<dyn PreparedPolicies>) -> Self {
-        let ring = wiring.policies.log.ring(machine);
-        let recorder = Recorder::new(first.seat(FIRST), FIRST, wiring.clock, Arc::clone(&wiring.metrics), ring);
+        let log = &wiring.policies.log;
+        let post = Post {
+            clock: wiring.clock,
+            metrics: Arc::clone(&wiring.metrics),
+            rings: log.of(machine).expect("every machine has its rings").clone(),
+            sampling: log.sampling,
+            tap: wiring.journal.as_ref().map(|journal| journal.tap(machine)),
+        };
+        let words = wiring.policies.current().1.words();
+        let recorder = Recorder::new(first.seat(FIRST), FIRST, words, post);
         let seats = Self { wiring, machine, recorder, held: None };
         seats.tell_generation();
         seats
     }
 
-    /// For one step of the machine.
+    /// A step begins.
+    pub fn begin_step<M: Logged>(&mut self, machine: &M, config: &M::Config, now: Instant, input: &M::Input) {
+        self.recorder.begin_step(machine, config, now, input);
+    }
+
+    /// For that step of the machine.
     pub fn policies(&mut self) -> &mut dyn Policies {
-        self.recorder.begin_step();
         &mut self.recorder
+    }
+
+    /// What came of it, before it is carried out.
+    pub fn end_step<M: Logged>(&mut self, machine: &M, effects: &[M::Effect]) {
+        self.recorder.end_step(machine, effects);
+    }
+
+    /// The machine is taken out of service.
+    pub fn frozen(&mut self) {
+        self.recorder.frozen();
     }
 
     /// The generation in the seats.
@@ -151,7 +174,7 @@ impl MachineSeats {
 
     fn take_over(&mut self, held: Held) {
         let from = self.wiring.clock.now();
-        let retired = self.recorder.take_over(held.set, held.generation, from);
+        let retired = self.recorder.take_over(held.set, (held.generation, held.source.words()), from);
         let pause = self.wiring.clock.now().since(from);
         self.wiring.policies.reaper.take(retired);
         self.wiring.metrics.policy_swapped(self.machine, pause);
@@ -166,28 +189,30 @@ impl MachineSeats {
             return self.build(generation, &source);
         };
         let from = self.wiring.clock.now();
-        self.sit(held.set.seat(generation), generation);
+        self.sit(held.set.seat(generation), generation, held.source.words());
         held.answers.say(Said::Switched { pause: self.wiring.clock.now().since(from) });
     }
 
     fn build(&mut self, generation: Generation, source: &PolicySource) {
         let context_tokens_max = self.wiring.context_tokens_max;
         let built = catch_unwind(AssertUnwindSafe(|| source.prepare(self.machine, None, context_tokens_max)));
+        let mut words = source.words();
         let built = built.unwrap_or_else(|_| Err("it panicked".into())).or_else(|why| {
             tracing::error!(
                 machine = %self.machine, generation = generation.0, why,
                 "a policy set cannot be made again: the native defaults sit in its place"
             );
             self.wiring.metrics.policy_activation("native_in_place");
+            words = PolicySource::native().words();
             PolicySource::native().prepare(self.machine, None, context_tokens_max)
         });
         if let Ok(set) = built {
-            self.sit(set.seat(generation), generation);
+            self.sit(set.seat(generation), generation, words);
         }
     }
 
-    fn sit(&mut self, seats: Box<dyn SeatedPolicies>, generation: Generation) {
-        if let Some(old) = self.recorder.replace(seats, generation) {
+    fn sit(&mut self, seats: Box<dyn SeatedPolicies>, generation: Generation, words: Arc<[u8]>) {
+        if let Some(old) = self.recorder.replace(seats, generation, words) {
             self.wiring.policies.reaper.take(Box::new(old));
         }
         self.tell_generation();
@@ -204,10 +229,18 @@ impl MachineSeats {
     }
 
     /// A question was answered by the native default: where the host refused the answer, the policy's keeper must know.
-    pub fn fell_back(&mut self, decision: u8, code: u8) {
+    pub fn fell_back(&mut self, decision: u8, call: u64, code: u8) {
         let decision = Decision::ALL.get(usize::from(decision)).copied();
         if let (Some(decision), Some(why)) = (decision, malformed(code)) {
-            self.recorder.refused(decision, why);
+            self.recorder.refused(decision, call, why);
+        }
+    }
+
+    /// An answer stands after a change that the contract names.
+    pub fn changed(&mut self, decision: u8, call: u64, change: u8) {
+        let decision = Decision::ALL.get(usize::from(decision)).copied();
+        if let (Some(decision), Some(change)) = (decision, Change::from_code(change)) {
+            self.recorder.changed(decision, call, change);
         }
     }
 

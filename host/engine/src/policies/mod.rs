@@ -2,7 +2,8 @@
 //!
 //! [`seats`] has the contract with whoever makes sets (natively, or from components: the engine does not know which). [`activation`]
 //! leads a swap: build for every machine, have every machine hold its part, then commit at the gateway; [`order`] has the messages and
-//! [`machine`] the machine's side. [`recorder`] stands between a machine and its policies, with the clock; [`log`] keeps what it saw.
+//! [`machine`] the machine's side. [`recorder`] stands between a machine and its policies, with the clock (`views` are the seats as the machine
+//! sees them); [`log`] keeps what it saw, and [`inputs`] some of what policies were told.
 //! [`reaper`] ends what has left, where nobody waits.
 //!
 //! ```text
@@ -11,9 +12,11 @@
 //! ```
 
 pub(crate) mod activation;
+pub(crate) mod inputs;
 pub(crate) mod log;
 pub(crate) mod machine;
 pub(crate) mod order;
 pub(crate) mod reaper;
 pub(crate) mod recorder;
 pub(crate) mod seats;
+mod views;

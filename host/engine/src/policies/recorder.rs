@@ -5,32 +5,31 @@
 //! share the set behind them; all of it lives on that machine's thread.
 
 use std::cell::RefCell;
-use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use penstock_base::codec::Writer;
-use penstock_base::{Generation, Instant, RequestId};
-use penstock_policy_api::validate::Malformed;
+use penstock_base::{Generation, Instant};
+use penstock_journal::wire::{AnswerHead, Given, ObserveFault, Seated};
+use penstock_journal::{Machine as Logged, SegmentHeader, digest_effects};
+use penstock_policy_api::validate::{Change, Malformed};
 use penstock_policy_api::{
-    Action, AdmissionDeclaration, AdmissionPolicy, Answer, Call, Context, Decision, EvictionDeclaration,
-    EvictionPolicy, Fact, FairnessDeclaration, FairnessPolicy, FallbackReason, FaultKind, Kept, Matrix,
-    OverloadDeclaration, OverloadPolicy, OverloadQuestion, Placement, Policies, Policy, Question, Ranking,
-    RequestRecord, Rest, RestoreError, RestoreInfo, RoutingDeclaration, RoutingPolicy, RoutingQuestion, Stance, Terms,
-    Verdict, Worth, Yielder,
+    AdmissionPolicy, Decision, EvictionPolicy, FairnessPolicy, FallbackReason, FaultKind, OverloadPolicy, Policies,
+    RoutingPolicy,
 };
-use prometheus::Histogram;
 
-use super::log::{DECISIONS_KEPT_MAX, DecisionRecord, DecisionRing, Proposal, first_rows};
+use super::inputs::{Arena, InputsKept, KeptFor, Sampling, ToldOf};
+use super::log::{DECISIONS_KEPT_MAX, DecisionRecord, DecisionRings};
 use super::seats::{Memory, PreparedPolicies, SeatedPolicies};
+use super::views::{Admission, Eviction, Fairness, Overload, Routing, View};
 use crate::clock::Clock;
+use crate::journal::Tap;
 use crate::metrics::Metrics;
 
 /// See the module.
 pub(crate) struct Recorder {
     shared: Rc<RefCell<Shared>>,
     generation: Generation,
-    ring: DecisionRing,
+    rings: DecisionRings,
     admission: View<Admission>,
     routing: View<Routing>,
     fairness: View<Fairness>,
@@ -39,47 +38,118 @@ pub(crate) struct Recorder {
 }
 
 /// What the views of one machine share.
-struct Shared {
+pub(super) struct Shared {
     /// None only while one set takes over from another.
     seats: Option<Box<dyn SeatedPolicies>>,
-    generation: Generation,
-    clock: Clock,
-    metrics: Arc<Metrics>,
+    pub generation: Generation,
+    pub clock: Clock,
+    pub metrics: Arc<Metrics>,
+    sampling: Sampling,
     /// Questions so far.
     sequence: u64,
     /// Not in the ring yet.
     noted: Vec<DecisionRecord>,
-    /// How many of these are of earlier steps.
-    before_step: usize,
+    /// What the questions of this step were told, until it is known which of it is kept.
+    arena: Arena,
+    /// Kept and not in the ring yet.
+    kept: Vec<InputsKept>,
+    journal: Journaling,
+}
+
+/// What the journal of this machine has to know about its policies.
+struct Journaling {
+    tap: Option<Tap>,
+    /// The set in the seats, in the words of who made it.
+    set: Arc<[u8]>,
+    /// Who sits there, or what it remembers, is not as the journal says.
+    is_stale: bool,
+    /// How often each seat's instance was made anew when the journal last said what it remembers.
+    lives: [u64; 5],
+    /// Facts told in this step, by decision.
+    tellings: [u32; 5],
+}
+
+/// One answered question on its way into the log and the journal.
+pub(super) struct Asked<'a> {
+    pub record: DecisionRecord,
+    pub given: Given<'a>,
+    pub told: ToldOf<'a>,
 }
 
 impl Shared {
-    fn seats(&mut self) -> &mut dyn SeatedPolicies {
+    pub fn seats(&mut self) -> &mut dyn SeatedPolicies {
         self.seats.as_deref_mut().expect("a set is missing only within `take_over`")
+    }
+
+    /// Numbers an answered question, and notes it.
+    pub fn note(&mut self, asked: Asked<'_>) {
+        let Asked { mut record, given, told } = asked;
+        self.sequence += 1;
+        record.sequence = self.sequence;
+        if let Some(tap) = &mut self.journal.tap {
+            let head = AnswerHead {
+                sequence: record.sequence,
+                question: record.question,
+                call: record.call,
+                inputs: record.inputs,
+                fuel: record.fuel,
+                took_ns: record.took_ns,
+            };
+            tap.answer(head, given);
+        }
+        // Beyond it a reader has kept the ring for thousands of decisions; what is newest is left out until the next turn.
+        if self.noted.len() < DECISIONS_KEPT_MAX {
+            self.arena.take(self.noted.len(), told);
+            self.noted.push(record);
+        }
+    }
+
+    /// Facts were told to a seat.
+    pub fn observed(&mut self, decision: Decision, told: Result<(), FaultKind>) {
+        let telling = self.journal.tellings[decision as usize];
+        self.journal.tellings[decision as usize] += 1;
+        if let (Err(kind), Some(tap)) = (told, &mut self.journal.tap) {
+            tap.observed(ObserveFault { decision, telling, kind });
+        }
+    }
+
+    /// The step is over and its answers are judged: keeps the inputs that are worth it.
+    fn settle(&mut self) {
+        let Self { noted, arena, kept, sampling, .. } = self;
+        arena.settle(noted, kept, |record| match record.fallback {
+            Some(reason) if reason.is_strike() => Some(KeptFor::Fault),
+            _ if record.changed.is_some() => Some(KeptFor::Override),
+            _ => sampling.takes(record).then_some(KeptFor::Sample),
+        });
+    }
+
+    fn record_of(&mut self, decision: Decision, call: u64) -> Option<&mut DecisionRecord> {
+        // The latest ones are judged: the search is short.
+        let mut latest = self.noted.iter_mut().rev();
+        latest.find(|record| record.question.decision() == decision && record.call == call)
     }
 }
 
 impl Recorder {
     /// In front of a set that has just sat down.
-    pub fn new(
-        seats: Box<dyn SeatedPolicies>,
-        generation: Generation,
-        clock: Clock,
-        metrics: Arc<Metrics>,
-        ring: DecisionRing,
-    ) -> Self {
+    pub fn new(seats: Box<dyn SeatedPolicies>, generation: Generation, set: Arc<[u8]>, at: Post) -> Self {
+        let Post { clock, metrics, rings, sampling, tap } = at;
+        let journal = Journaling { tap, set, is_stale: true, lives: [0; 5], tellings: [0; 5] };
         let shared = Rc::new(RefCell::new(Shared {
             seats: Some(seats),
             generation,
             clock,
             metrics,
+            sampling,
             sequence: 0,
             noted: Vec::new(),
-            before_step: 0,
+            arena: Arena::default(),
+            kept: Vec::new(),
+            journal,
         }));
         Self {
             generation,
-            ring,
+            rings,
             admission: View::new(&shared),
             routing: View::new(&shared),
             fairness: View::new(&shared),
@@ -93,12 +163,12 @@ impl Recorder {
     pub fn take_over(
         &mut self,
         set: Box<dyn PreparedPolicies>,
-        generation: Generation,
+        (generation, words): (Generation, Arc<[u8]>),
         now: Instant,
     ) -> Box<dyn std::any::Any + Send> {
         let old = self.shared.borrow_mut().seats.take().expect("the seats are taken between two steps");
         let taken = set.take_over(old, generation, now);
-        self.sit(taken.seated, generation);
+        self.sit(taken.seated, generation, words);
         taken.retired
     }
 
@@ -107,49 +177,116 @@ impl Recorder {
         &mut self,
         seats: Box<dyn SeatedPolicies>,
         generation: Generation,
+        words: Arc<[u8]>,
     ) -> Option<Box<dyn SeatedPolicies>> {
         let old = self.shared.borrow_mut().seats.take();
-        self.sit(seats, generation);
+        self.sit(seats, generation, words);
         old
     }
 
-    fn sit(&mut self, seats: Box<dyn SeatedPolicies>, generation: Generation) {
+    fn sit(&mut self, seats: Box<dyn SeatedPolicies>, generation: Generation, words: Arc<[u8]>) {
         self.generation = generation;
         let mut shared = self.shared.borrow_mut();
         shared.generation = generation;
         shared.seats = Some(seats);
-        self.admission.described = None;
-        self.routing.described = None;
-        self.fairness.described = None;
-        self.eviction.described = None;
-        self.overload.described = None;
+        shared.journal.set = words;
+        shared.journal.is_stale = true;
+        self.admission.forget();
+        self.routing.forget();
+        self.fairness.forget();
+        self.eviction.forget();
+        self.overload.forget();
     }
 
-    /// A step begins.
-    pub fn begin_step(&mut self) {
+    /// A step begins: what goes in is on record before it does.
+    pub fn begin_step<M: Logged>(&mut self, machine: &M, config: &M::Config, now: Instant, input: &M::Input) {
+        let taken = {
+            let mut shared = self.shared.borrow_mut();
+            shared.settle();
+            shared.journal.tellings = [0; 5];
+            shared.journal.tap.take()
+        };
+        // Taken out meanwhile: policies that are asked to save pass through the views.
+        let Some(mut tap) = taken else { return };
+        if let Some(segment) = tap.due(now) {
+            let header = self.header(machine, config, (segment, now));
+            let done = self.shared.borrow().clock.now();
+            tap.open(header, now, done);
+        } else if tap.is_open() && self.is_stale() {
+            tap.seated(&self.seated());
+        }
+        tap.input(now, input);
+        self.shared.borrow_mut().journal.tap = Some(tap);
+    }
+
+    /// What came of it, before the effects are carried out.
+    pub fn end_step<M: Logged>(&mut self, machine: &M, effects: &[M::Effect]) {
         let mut shared = self.shared.borrow_mut();
-        shared.before_step = shared.noted.len();
+        if let Some(tap) = shared.journal.tap.as_mut().filter(|tap| tap.is_open()) {
+            let effects = digest_effects(effects, tap.scratch());
+            tap.outcome(penstock_journal::Outcome {
+                generation: machine.generation(),
+                effects,
+                decisions: machine.decisions(),
+            });
+        }
     }
 
-    /// The host refused an answer in the step that just ended. Where several of its kind stand in that step, the first one that was not
-    /// refused before is taken for it.
-    pub fn refused(&mut self, decision: Decision, why: Malformed) {
+    /// The machine is taken out of service: its last input may have no outcome.
+    pub fn frozen(&mut self) {
+        // A panic may have come from anywhere, the tap's own work included.
+        if let Ok(mut shared) = self.shared.try_borrow_mut()
+            && let Some(tap) = &mut shared.journal.tap
+        {
+            tap.break_off(penstock_journal::BreakCause::Frozen);
+        }
+    }
+
+    fn header<M: Logged>(&mut self, machine: &M, config: &M::Config, at: (u64, Instant)) -> SegmentHeader {
+        let mut header = SegmentHeader::of(machine, config, self, at);
+        header.has_answers = true;
+        header.seated.set = self.shared.borrow().journal.set.to_vec();
+        self.shared.borrow_mut().is_told();
+        header
+    }
+
+    fn seated(&mut self) -> Seated {
+        let set = Arc::clone(&self.shared.borrow().journal.set);
+        let seated = Seated::of(self, &set);
+        self.shared.borrow_mut().is_told();
+        seated
+    }
+
+    fn is_stale(&mut self) -> bool {
+        let mut shared = self.shared.borrow_mut();
+        shared.journal.is_stale || Decision::ALL.into_iter().any(|of| shared.has_new_life(of))
+    }
+
+    /// The host refused an answer.
+    pub fn refused(&mut self, decision: Decision, call: u64, why: Malformed) {
         let mut shared = self.shared.borrow_mut();
         shared.seats().refused(decision, why);
-        let from = shared.before_step;
-        let mut of_step = shared.noted.iter_mut().skip(from);
-        if let Some(record) = of_step.find(|record| record.question.decision() == decision && record.fallback.is_none())
-        {
+        if let Some(record) = shared.record_of(decision, call) {
             record.fallback = Some(FallbackReason::Malformed(why));
+        }
+    }
+
+    /// The host changed something about an answer.
+    pub fn changed(&mut self, decision: Decision, call: u64, change: Change) {
+        if let Some(record) = self.shared.borrow_mut().record_of(decision, call) {
+            record.changed = Some(change);
         }
     }
 
     /// Called after every turn.
     pub fn between_steps(&mut self, now: Instant) {
         let mut shared = self.shared.borrow_mut();
+        shared.settle();
         shared.seats().between_steps(now);
-        if !shared.noted.is_empty() {
-            self.ring.take(&mut shared.noted);
+        let Shared { noted, kept, journal, .. } = &mut *shared;
+        self.rings.take(noted, kept);
+        if let Some(tap) = &mut journal.tap {
+            tap.between_steps(now);
         }
     }
 
@@ -157,6 +294,27 @@ impl Recorder {
     pub fn memory(&mut self) -> Memory {
         self.shared.borrow_mut().seats().memory()
     }
+}
+
+impl Shared {
+    fn has_new_life(&mut self, decision: Decision) -> bool {
+        self.seats().lives(decision) != self.journal.lives[decision as usize]
+    }
+
+    fn is_told(&mut self) {
+        self.journal.is_stale = false;
+        self.journal.lives = Decision::ALL.map(|decision| self.seats().lives(decision));
+    }
+}
+
+/// Where a recorder stands.
+pub(crate) struct Post {
+    pub clock: Clock,
+    pub metrics: Arc<Metrics>,
+    pub rings: DecisionRings,
+    pub sampling: Sampling,
+    /// Into the machine's journal, where there is one.
+    pub tap: Option<Tap>,
 }
 
 impl Policies for Recorder {
@@ -180,353 +338,10 @@ impl Policies for Recorder {
     }
 }
 
-/// One of the five seats.
-trait Seat {
-    const DECISION: Decision;
-    type Declaration: Clone;
-    fn life(seats: &mut dyn SeatedPolicies) -> &mut dyn Policy;
-    fn declaration(seats: &mut dyn SeatedPolicies) -> Self::Declaration;
-    fn terms(declaration: &Self::Declaration) -> &Terms;
-}
-
-macro_rules! seat {
-    ($seat:ident, $declaration:ident, $accessor:ident) => {
-        struct $seat;
-        impl Seat for $seat {
-            const DECISION: Decision = Decision::$seat;
-            type Declaration = $declaration;
-            fn life(seats: &mut dyn SeatedPolicies) -> &mut dyn Policy {
-                seats.$accessor()
-            }
-            fn declaration(seats: &mut dyn SeatedPolicies) -> $declaration {
-                seats.$accessor().describe().clone()
-            }
-            fn terms(declaration: &$declaration) -> &Terms {
-                &declaration.terms
-            }
-        }
-    };
-}
-
-seat!(Admission, AdmissionDeclaration, admission);
-seat!(Routing, RoutingDeclaration, routing);
-seat!(Fairness, FairnessDeclaration, fairness);
-seat!(Eviction, EvictionDeclaration, eviction);
-seat!(Overload, OverloadDeclaration, overload);
-
-/// One seat as the machine sees it.
-struct View<S: Seat> {
-    shared: Rc<RefCell<Shared>>,
-    /// Read when the seat is first lent: a machine never asks some of them.
-    described: Option<Described<S>>,
-}
-
-/// What does not change while a set is in the seats.
-struct Described<S: Seat> {
-    declaration: S::Declaration,
-    policy: Arc<str>,
-    took: Histogram,
-}
-
-/// What is noted of a question before it is asked.
-struct Asked {
-    question: Question,
-    call: Call,
-    request: Option<RequestId>,
-    inputs: u64,
-    rows: usize,
-}
-
-impl<S: Seat> View<S> {
-    fn new(shared: &Rc<RefCell<Shared>>) -> Self {
-        Self { shared: Rc::clone(shared), described: None }
-    }
-
-    fn lent(&mut self) -> &mut Self {
-        if self.described.is_none() {
-            let mut shared = self.shared.borrow_mut();
-            let declaration = S::declaration(shared.seats());
-            let policy: Arc<str> = S::terms(&declaration).name.as_str().into();
-            let took = shared.metrics.policy_calls(S::DECISION, &policy);
-            self.described = Some(Described { declaration, policy, took });
-        }
-        self
-    }
-
-    fn described(&self) -> &Described<S> {
-        self.described.as_ref().expect("a seat is described before it is lent")
-    }
-
-    /// Asks, takes the time, and notes it. `proposal` sees the answer with the list that came with it.
-    fn ask<T: Copy>(
-        &mut self,
-        asked: Asked,
-        ask: impl FnOnce(&mut dyn SeatedPolicies) -> Answer<T>,
-        proposal: impl FnOnce(T) -> Option<Proposal>,
-    ) -> Answer<T> {
-        let mut shared = self.shared.borrow_mut();
-        let shared = &mut *shared;
-        let from = shared.clock.now();
-        let answer = ask(shared.seats());
-        let took = shared.clock.now().since(from);
-        let described = self.described.as_ref().expect("a seat is described before it is lent");
-        described.took.observe(took.0 as f64 / 1e9);
-        shared.sequence += 1;
-        let (proposal, fallback) = match answer {
-            Answer::Proposal(proposed) => match proposal(proposed) {
-                Some(proposal) => (proposal, None),
-                None => (Proposal::None, Some(FallbackReason::NoOpinion)),
-            },
-            Answer::NoOpinion => (Proposal::None, Some(FallbackReason::NoOpinion)),
-            Answer::Fault(kind) => (Proposal::None, Some(FallbackReason::Fault(kind))),
-        };
-        let fuel = shared.seats().last_fuel(S::DECISION);
-        // Beyond it a reader has kept the ring for thousands of decisions; what is newest is left out until the next turn.
-        if shared.noted.len() < DECISIONS_KEPT_MAX {
-            shared.noted.push(DecisionRecord {
-                sequence: shared.sequence,
-                generation: shared.generation,
-                question: asked.question,
-                policy: Arc::clone(&described.policy),
-                call: asked.call.number,
-                at: from,
-                request: asked.request,
-                inputs: asked.inputs,
-                rows: asked.rows as u32,
-                proposal,
-                fallback,
-                took_ns: took.0,
-                fuel,
-            });
-        }
-        answer
-    }
-}
-
-impl<S: Seat> Policy for View<S> {
-    fn terms(&self) -> &Terms {
-        S::terms(&self.described().declaration)
-    }
-    fn observe(&mut self, facts: &[Fact]) -> Result<(), FaultKind> {
-        S::life(self.shared.borrow_mut().seats()).observe(facts)
-    }
-    fn save(&mut self, out: &mut Writer) -> Result<(), FaultKind> {
-        S::life(self.shared.borrow_mut().seats()).save(out)
-    }
-    fn restore(&mut self, info: &RestoreInfo, state: &[u8]) -> Result<Kept, RestoreError> {
-        S::life(self.shared.borrow_mut().seats()).restore(info, state)
-    }
-}
-
-impl AdmissionPolicy for View<Admission> {
-    fn describe(&self) -> &AdmissionDeclaration {
-        &self.described().declaration
-    }
-    fn decide(&mut self, call: &Call, request: &RequestRecord, context: Context<'_>) -> Answer<Verdict> {
-        let inputs = Inputs::of(call).request(request).words(context.values).end();
-        let asked =
-            Asked { question: Question::Admission, call: *call, request: Some(request.request_id), inputs, rows: 0 };
-        self.ask(
-            asked,
-            |seats| seats.admission().decide(call, request, context),
-            |verdict| {
-                Some(match verdict {
-                    Verdict::Admit { reserve_output_tokens, class_rank } => {
-                        Proposal::Admit { reserve_output_tokens, class_rank }
-                    }
-                    Verdict::Defer { for_us } => Proposal::Defer { for_us },
-                    Verdict::Degrade { max_output_tokens, reserve_output_tokens, class_rank } => {
-                        Proposal::Degrade { max_output_tokens, reserve_output_tokens, class_rank }
-                    }
-                    Verdict::Reject { reason, retry_after_ms } => Proposal::Reject { reason, retry_after_ms },
-                })
-            },
-        )
-    }
-}
-
-impl RoutingPolicy for View<Routing> {
-    fn describe(&self) -> &RoutingDeclaration {
-        &self.described().declaration
-    }
-    fn decide(&mut self, call: &Call, asked: &RoutingQuestion<'_>, ranked: &mut Vec<u32>) -> Answer<Placement> {
-        let inputs = Inputs::of(call).request(asked.request).words(&[asked.phase as u64]).words(asked.context.values);
-        let noted = Asked {
-            question: Question::Routing,
-            call: *call,
-            request: Some(asked.request.request_id),
-            inputs: inputs.matrix(asked.replicas).end(),
-            rows: asked.replicas.rows(),
-        };
-        let list = RefCell::new(ranked);
-        self.ask(
-            noted,
-            |seats| seats.routing().decide(call, asked, &mut list.borrow_mut()),
-            |placement| {
-                let ranked = list.borrow();
-                match placement {
-                    Placement::Hold { for_us } => Some(Proposal::Hold { for_us }),
-                    Placement::Place { .. } if ranked.is_empty() => None,
-                    Placement::Place { wait_us, .. } => Some(Proposal::Place {
-                        ranked: first_rows(ranked.iter().copied()),
-                        named: ranked.len() as u32,
-                        wait_us,
-                    }),
-                }
-            },
-        )
-    }
-}
-
-impl FairnessPolicy for View<Fairness> {
-    fn describe(&self) -> &FairnessDeclaration {
-        &self.described().declaration
-    }
-    fn order(&mut self, call: &Call, context: Context<'_>, waiting: &Matrix, ranked: &mut Vec<u32>) -> Answer<Ranking> {
-        let inputs = Inputs::of(call).words(context.values).matrix(waiting).end();
-        let asked = Asked { question: Question::Order, call: *call, request: None, inputs, rows: waiting.rows() };
-        let list = RefCell::new(ranked);
-        self.ask(
-            asked,
-            |seats| seats.fairness().order(call, context, waiting, &mut list.borrow_mut()),
-            |ranking| {
-                let ranked = list.borrow();
-                (!ranked.is_empty()).then(|| Proposal::Rank {
-                    ranked: first_rows(ranked.iter().copied()),
-                    named: ranked.len() as u32,
-                    keep: ranking.rest == Rest::Keep,
-                    tpot_target_us: ranking.tpot_target_us,
-                })
-            },
-        )
-    }
-    fn victims(
-        &mut self,
-        call: &Call,
-        context: Context<'_>,
-        running: &Matrix,
-        yielders: &mut Vec<Yielder>,
-    ) -> Answer<()> {
-        let inputs = Inputs::of(call).words(context.values).matrix(running).end();
-        let asked = Asked { question: Question::Victims, call: *call, request: None, inputs, rows: running.rows() };
-        let list = RefCell::new(yielders);
-        self.ask(
-            asked,
-            |seats| seats.fairness().victims(call, context, running, &mut list.borrow_mut()),
-            |()| {
-                let yielders = list.borrow();
-                (!yielders.is_empty()).then(|| Proposal::Yield {
-                    rows: first_rows(yielders.iter().map(|yielder| yielder.row)),
-                    named: yielders.len() as u32,
-                })
-            },
-        )
-    }
-}
-
-impl EvictionPolicy for View<Eviction> {
-    fn describe(&self) -> &EvictionDeclaration {
-        &self.described().declaration
-    }
-    fn decide(&mut self, call: &Call, context: Context<'_>, runs: &Matrix, worths: &mut Vec<Worth>) -> Answer<()> {
-        let inputs = Inputs::of(call).words(context.values).matrix(runs).end();
-        let asked = Asked { question: Question::Eviction, call: *call, request: None, inputs, rows: runs.rows() };
-        let list = RefCell::new(worths);
-        self.ask(
-            asked,
-            |seats| seats.eviction().decide(call, context, runs, &mut list.borrow_mut()),
-            |()| {
-                let worths = list.borrow();
-                let prices = || worths.iter().map(|worth| worth.price);
-                Some(Proposal::Prices {
-                    priced: worths.len() as u32,
-                    lowest: prices().min()?,
-                    highest: prices().max()?,
-                })
-            },
-        )
-    }
-}
-
-impl OverloadPolicy for View<Overload> {
-    fn describe(&self) -> &OverloadDeclaration {
-        &self.described().declaration
-    }
-    fn decide(&mut self, call: &Call, asked: &OverloadQuestion<'_>, actions: &mut Vec<Action>) -> Answer<Stance> {
-        let inputs = Inputs::of(call).words(asked.context.values).matrix(asked.classes).matrix(asked.replicas).end();
-        let rows = asked.classes.rows() + asked.replicas.rows();
-        let noted = Asked { question: Question::Overload, call: *call, request: None, inputs, rows };
-        let list = RefCell::new(actions);
-        self.ask(
-            noted,
-            |seats| seats.overload().decide(call, asked, &mut list.borrow_mut()),
-            |stance| {
-                let actions = list.borrow().len() as u32;
-                Some(Proposal::Stance { level: stance.level, hold_us: stance.hold_us, actions })
-            },
-        )
-    }
-}
-
-/// A digest of what a policy is told: four lanes, since one would wait for its own multiplication at each of thousands of cells. Tells
-/// equal from unequal; protects against nobody.
-struct Inputs([u64; 4]);
-
-impl Inputs {
-    fn of(call: &Call) -> Self {
-        let seeds = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb, 0xd6e8_feb8_6659_fd93];
-        Self(seeds).words(&[call.number, call.now_us, call.seed])
-    }
-
-    fn request(self, request: &RequestRecord) -> Self {
-        self.words(&[
-            request.request_id.0,
-            request.tenant_id,
-            request.flow_id,
-            request.session_id,
-            u64::from(request.attempt) << 48 | u64::from(request.sequences) << 32 | u64::from(request.input_tokens),
-            u64::from(request.max_output_tokens),
-            request.deadline_us,
-            request.class_rank.index() as u64,
-        ])
-    }
-
-    fn matrix(mut self, matrix: &Matrix) -> Self {
-        self = self.words(&[matrix.rows() as u64, matrix.names() as u64]);
-        for name in 0..matrix.names() {
-            self = self.words(matrix.column(name));
-        }
-        self
-    }
-
-    fn words(mut self, words: &[u64]) -> Self {
-        let mut fours = words.chunks_exact(4);
-        for four in &mut fours {
-            for (lane, word) in self.0.iter_mut().zip(four) {
-                *lane = mixed(*lane, *word);
-            }
-        }
-        for (lane, word) in self.0.iter_mut().zip(fours.remainder()) {
-            *lane = mixed(*lane, *word);
-        }
-        // Lists of different lengths differ.
-        self.0[3] = mixed(self.0[3], words.len() as u64);
-        self
-    }
-
-    fn end(self) -> u64 {
-        self.0.into_iter().fold(0, mixed)
-    }
-}
-
-fn mixed(lane: u64, word: u64) -> u64 {
-    let product = u128::from(lane ^ word) * 0x9fb2_1c65_1e98_df25;
-    (product as u64 ^ (product >> 64) as u64).wrapping_add(lane.rotate_left(23))
-}
-
 impl Drop for Recorder {
     fn drop(&mut self) {
-        let mut noted = mem::take(&mut self.shared.borrow_mut().noted);
-        self.ring.take(&mut noted);
+        let mut shared = self.shared.borrow_mut();
+        let Shared { noted, kept, .. } = &mut *shared;
+        self.rings.take(noted, kept);
     }
 }

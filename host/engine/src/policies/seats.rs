@@ -46,6 +46,11 @@ pub trait SeatedPolicies: Policies + Any + Send {
         0
     }
 
+    /// Counts how often a seat's instance was made anew: what it remembers may be another thing since.
+    fn lives(&self, _decision: Decision) -> u64 {
+        0
+    }
+
     /// What the seats remember now. Asks no policy.
     fn memory(&mut self) -> Memory {
         Box::new(())
@@ -72,9 +77,16 @@ pub struct TakenOver {
     pub retired: Box<dyn Any + Send>,
 }
 
+/// The words of the native defaults.
+pub const NATIVE_WORDS: &[u8] = b"native";
+
 /// Builds the policy sets of the machines: the native defaults unless told otherwise.
 #[derive(Clone)]
-pub struct PolicySource(Arc<dyn Prepare>);
+pub struct PolicySource {
+    made: Arc<dyn Prepare>,
+    /// In words, so that it can be made again.
+    words: Arc<[u8]>,
+}
 
 /// Makes a set for one machine, off its thread, and tries it.
 trait Prepare: Send + Sync {
@@ -89,12 +101,12 @@ trait Prepare: Send + Sync {
 impl PolicySource {
     /// The native defaults in all seats.
     pub fn native() -> Self {
-        Self(Arc::new(Native))
+        Self::made(Native).in_words(NATIVE_WORDS)
     }
 
     /// Plain sets built by `build`: once a machine, and again when a replica starts anew. They take no state over.
     pub fn new(build: impl Fn(Machine) -> Box<dyn Policies + Send> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(Plain(build)))
+        Self::made(Plain(build))
     }
 
     /// Sets made and tried by `prepare`, with what the machine's present seats remember where there are any. Called once a machine at an
@@ -102,17 +114,35 @@ impl PolicySource {
     pub fn preparing(
         prepare: impl Fn(Machine, Option<&Memory>) -> Result<Box<dyn PreparedPolicies>, String> + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Prepared(prepare)))
+        Self::made(Prepared(prepare))
+    }
+
+    /// The same, with the words from which the set can be made again: a journal holds them.
+    #[must_use]
+    pub fn in_words(self, words: &[u8]) -> Self {
+        Self { words: words.into(), ..self }
+    }
+
+    /// See [`Self::in_words`]; empty where there are none.
+    pub fn words(&self) -> Arc<[u8]> {
+        Arc::clone(&self.words)
+    }
+
+    fn made(made: impl Prepare + 'static) -> Self {
+        Self { made: Arc::new(made), words: Arc::default() }
     }
 
     /// The set for one machine of a model with this context window.
-    pub(crate) fn prepare(
+    ///
+    /// # Errors
+    /// It cannot serve there, in the words of whoever tried it.
+    pub fn prepare(
         &self,
         machine: Machine,
         memory: Option<&Memory>,
         context_tokens_max: u32,
     ) -> Result<Box<dyn PreparedPolicies>, String> {
-        self.0.prepare(machine, memory, context_tokens_max)
+        self.made.prepare(machine, memory, context_tokens_max)
     }
 }
 

@@ -1,14 +1,14 @@
 //! Effects of both machines. Written only: what a replay does again is compared by digest.
 
 use penstock_base::codec::Writer;
-use penstock_sched::gateway::{GatewayEffect, GatewayEvent};
+use penstock_sched::gateway::{GatewayEffect, GatewayEvent, RoutingMade};
 use penstock_sched::replica::{ReplicaEffect, ReplicaEvent};
 
 use super::{Encode, choice};
 
 impl Encode for &'static str {
     fn put(&self, out: &mut Writer) {
-        out.blob(self.as_bytes());
+        (**self).put(out);
     }
 }
 
@@ -21,8 +21,8 @@ choice! { write only GatewayEffect {
 } }
 
 choice! { write only GatewayEvent {
-    0 => Admission { verdict, reason },
-    1 => Fallback { decision, reason },
+    0 => Admission { request, verdict, reason },
+    1 => Fallback { decision, call, reason },
     2 => Stance { level },
     3 => HeldCredit { replica },
     4 => NoProgress,
@@ -31,6 +31,16 @@ choice! { write only GatewayEvent {
     7 => ClockClamped,
     8 => CacheGap { replica },
     9 => Broken(why),
+    10 => Changed { decision, call, change },
+    11 => Routed { request, call, ranked, made },
+} }
+
+choice! { write only RoutingMade {
+    0 => Dispatched,
+    1 => Reserved,
+    2 => Held,
+    3 => NotHeld,
+    4 => NoCredit,
 } }
 
 choice! { write only ReplicaEffect {
@@ -46,9 +56,10 @@ choice! { write only ReplicaEvent {
     1 => PrefixLookup { queried_tokens, hit_tokens },
     2 => Evicted { blocks },
     3 => Preempted { seq },
-    4 => Fallback { decision, reason },
+    4 => Fallback { decision, call, reason },
     5 => Stale,
     6 => ClockClamped,
     7 => Broken(why),
     8 => Unstored { blocks },
+    9 => Changed { decision, call, change },
 } }

@@ -3,17 +3,22 @@
 //! [`Encode`] and [`Decode`] are written field by field with two small macros, so that a new field or variant is a compile error here,
 //! where its place in the format is decided. Effects can only be written: a replay compares them and never carries them out.
 
+mod answer;
 mod effect;
 mod gateway;
 mod ids;
 mod message;
 mod plan;
 mod replica;
+mod seated;
 
 use std::sync::Arc;
 
 use penstock_base::Manifest;
 use penstock_base::codec::{DecodeError, Reader, Writer};
+
+pub use answer::{AnswerHead, AnswerRecord, Given, KeptAnswer, ObserveFault};
+pub use seated::{Declarations, SavedSeat, Seated};
 
 /// Can be written.
 pub trait Encode {
@@ -122,6 +127,31 @@ impl<T: Decode + Copy + Default, const N: usize> Decode for [T; N] {
             *each = T::take(from)?;
         }
         Ok(all)
+    }
+}
+
+impl Encode for str {
+    fn put(&self, out: &mut Writer) {
+        out.blob(self.as_bytes());
+    }
+}
+
+impl Decode for String {
+    fn take(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let bytes = from.blob()?.to_vec();
+        Self::from_utf8(bytes).map_err(|_| DecodeError::Invalid("text"))
+    }
+}
+
+impl Encode for Option<Vec<u8>> {
+    fn put(&self, out: &mut Writer) {
+        out.option(self.as_ref(), |out, bytes| out.blob(bytes));
+    }
+}
+
+impl Decode for Option<Vec<u8>> {
+    fn take(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        from.option(|from| from.blob().map(<[u8]>::to_vec))
     }
 }
 

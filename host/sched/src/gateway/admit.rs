@@ -6,10 +6,8 @@
 use alloc::sync::Arc;
 
 use penstock_base::limits::{DEFER_MIN, DEFERRALS_MAX, EARLY_ASKS_MAX, EARLY_ASKS_STEP_MAX, SEQUENCES_MAX};
-use penstock_base::{ClassRank, Duration, Instant, Manifest, Outcome, Phase, Refusal, Traits};
-use penstock_policy_api::{
-    AdmissionDecision, AdmissionSignal, Admitted, Decision, FallbackReason, InContext, RequestRecord,
-};
+use penstock_base::{ClassRank, Duration, Instant, Manifest, Outcome, Phase, Refusal, RequestId, Traits};
+use penstock_policy_api::{AdmissionDecision, AdmissionSignal, Admitted, Asked, Decision, InContext, RequestRecord};
 
 use super::State;
 use super::finish::End;
@@ -114,7 +112,7 @@ impl State {
             Outcome::Refused(refusal) => refusal,
             _ => Refusal::Deadline,
         };
-        self.note_verdict(REJECT, reason.code(), cx);
+        self.note_verdict(manifest.request, (REJECT, reason.code()), cx);
         self.counters.ended += 1;
         self.digest.add(&[1, manifest.request.0, u64::from(REJECT), u64::from(reason.code())]);
         cx.effects.push(GatewayEffect::Ended {
@@ -126,16 +124,28 @@ impl State {
         self.tell_refused(manifest, reason, cx);
     }
 
-    fn note_verdict(&mut self, verdict: u8, reason: u16, cx: &mut Cx<'_>) {
-        cx.effects.push(GatewayEffect::Event(GatewayEvent::Admission { verdict, reason }));
+    fn note_verdict(&mut self, request: RequestId, (verdict, reason): (u8, u16), cx: &mut Cx<'_>) {
+        cx.effects.push(GatewayEffect::Event(GatewayEvent::Admission { request, verdict, reason }));
     }
 
-    /// A policy's answer was not used.
-    pub(super) fn note_fallback(&mut self, decision: Decision, reason: Option<FallbackReason>, cx: &mut Cx<'_>) {
-        let Some(reason) = reason.filter(|reason| reason.is_strike()) else { return };
-        self.counters.fallbacks += 1;
-        let event = GatewayEvent::Fallback { decision: decision as u8, reason: fallback_code(reason) };
-        cx.effects.push(GatewayEffect::Event(event));
+    /// A policy's answer was not used, or not as it was.
+    pub(super) fn note_checked<T>(&mut self, decision: Decision, asked: &Asked<T>, cx: &mut Cx<'_>) {
+        let (decision, call) = (decision as u8, asked.call);
+        match asked.fallback {
+            Some(reason) if reason.is_strike() => {
+                self.counters.fallbacks += 1;
+                let event = GatewayEvent::Fallback { decision, call, reason: fallback_code(reason) };
+                cx.effects.push(GatewayEffect::Event(event));
+            }
+            // What the contract changes about the default's own answer is nobody's doing.
+            Some(_) => {}
+            None => {
+                if let Some(change) = asked.changed {
+                    let event = GatewayEvent::Changed { decision, call, change: change as u8 };
+                    cx.effects.push(GatewayEffect::Event(event));
+                }
+            }
+        }
     }
 
     fn quota_retry_ms(&self, over: OverQuota) -> u32 {
@@ -167,7 +177,7 @@ impl State {
         let asked = AskedArrival { manifest: &manifest, max_output_tokens, tenant, deferrals, overlaps };
         let facts = AdmissionFacts { state: self, asked };
         let asked = seats.admission.ask(cx.policies.admission(), self.now, &record, deferrals, &facts);
-        self.note_fallback(Decision::Admission, asked.fallback, cx);
+        self.note_checked(Decision::Admission, &asked, cx);
         let request = &mut self.requests.table[slot];
         request.asked_at = self.now;
         let id = manifest.request.0;
@@ -194,7 +204,8 @@ impl State {
     }
 
     fn reject(&mut self, slot: u32, reason: Refusal, retry_after_ms: u32, cx: &mut Cx<'_>) {
-        self.note_verdict(REJECT, reason.code(), cx);
+        let request = self.requests.table[slot].manifest.request;
+        self.note_verdict(request, (REJECT, reason.code()), cx);
         let end = End { retry_after_ms, ..End::unused(Outcome::Refused(reason)) };
         self.end_early(slot, end, cx);
     }
@@ -234,7 +245,7 @@ impl State {
             expected.and_then(|tokens| u32::try_from(tokens).ok()).unwrap_or(grant.max_output_tokens);
         request.reserved_tokens = tokens;
         let blocks = request.need_blocks(self.config.block_size_tokens);
-        self.note_verdict(grant.verdict, 0, cx);
+        self.note_verdict(manifest.request, (grant.verdict, 0), cx);
         cx.effects.push(GatewayEffect::Queued {
             request: manifest.request,
             max_output_tokens: grant.max_output_tokens,
@@ -263,7 +274,8 @@ impl State {
         if beyond {
             return self.reject(slot, Refusal::QueueFull, self.retry_after_ms(), cx);
         }
-        self.note_verdict(DEFER, 0, cx);
+        let request = self.requests.table[slot].manifest.request;
+        self.note_verdict(request, (DEFER, 0), cx);
         let request = &mut self.requests.table[slot];
         request.deferrals += 1;
         request.until = self.now + for_;

@@ -129,7 +129,7 @@ impl State {
             let waiting = WaitingRows { state: self, rows: &seats.scratch.window, has_overlaps };
             seats.order.ask(cx.policies.fairness(), self.now, &facts, &waiting, &mut seats.scratch.ranked)
         };
-        self.note_fallback(Decision::Fairness, asked.fallback, cx);
+        self.note_checked(Decision::Fairness, &asked, cx);
         if let Some(target_us) = asked.decision.tpot_target_us {
             self.stance.take_tpot_target(target_us, self.now);
         }

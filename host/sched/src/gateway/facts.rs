@@ -151,7 +151,7 @@ impl State {
         queue.since = Instant::NEVER;
         if let Err(kind) = told {
             let reason = fallback_code(FallbackReason::Fault(kind));
-            cx.effects.push(GatewayEffect::Event(GatewayEvent::Fallback { decision: decision as u8, reason }));
+            cx.effects.push(GatewayEffect::Event(GatewayEvent::Fallback { decision: decision as u8, call: 0, reason }));
         }
     }
 

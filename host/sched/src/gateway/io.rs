@@ -151,6 +151,8 @@ pub enum GatewayEffect {
 pub enum GatewayEvent {
     /// An admission verdict: 0 admit, 1 defer, 2 degrade, 3 reject.
     Admission {
+        /// About whom.
+        request: RequestId,
         /// See above.
         verdict: u8,
         /// [`Refusal::code`](penstock_base::Refusal::code) of a reject.
@@ -160,8 +162,30 @@ pub enum GatewayEvent {
     Fallback {
         /// 0 admission, 1 routing, 2 fairness, 3 eviction, 4 overload.
         decision: u8,
+        /// Number of the call; 0 when it failed on facts that it was told.
+        call: u64,
         /// See [`fallback_code`].
         reason: u8,
+    },
+    /// A policy's answer stands, after a change that the contract names.
+    Changed {
+        /// As above.
+        decision: u8,
+        /// Number of the call.
+        call: u64,
+        /// The change, by its place in [`Change`](penstock_policy_api::validate::Change).
+        change: u8,
+    },
+    /// What became of an answer about where a request runs. [`GatewayEffect::Dispatched`] says where it went.
+    Routed {
+        /// About whom.
+        request: RequestId,
+        /// Number of the call.
+        call: u64,
+        /// The first replicas of the ranking that was followed, best first; the rest is [`NO_REPLICA`].
+        ranked: [ReplicaId; RANKED_TOLD],
+        /// What became of it.
+        made: RoutingMade,
     },
     /// The stance in force changed.
     Stance {
@@ -188,6 +212,27 @@ pub enum GatewayEvent {
     },
     /// An invariant does not hold: all requests end, and the driver ends this gateway. The name says which.
     Broken(&'static str),
+}
+
+/// Replicas of a ranking that [`GatewayEvent::Routed`] tells.
+pub const RANKED_TOLD: usize = 4;
+
+/// Stands where a ranking has no further replica.
+pub const NO_REPLICA: ReplicaId = ReplicaId(u32::MAX);
+
+/// What the gateway made of an answer about where a request runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RoutingMade {
+    /// It was handed to a replica.
+    Dispatched,
+    /// It waits for the first ranked replica's next credit.
+    Reserved,
+    /// It is held back.
+    Held,
+    /// A hold was asked for and not granted; nobody took it either.
+    NotHeld,
+    /// Nobody takes it now: it waits in its place.
+    NoCredit,
 }
 
 /// Stable number of why a native default answered: 0 no opinion, 1.. a fault (trap, fuel, epoch, memory, rebuilding), 16.. a malformed

@@ -43,8 +43,8 @@ mod window;
 
 pub use digest::Digest;
 pub use io::{
-    DeliveryEvent, GatewayConfig, GatewayEffect, GatewayEffects, GatewayEvent, GatewayInput, ReplicaFacts, Reserves,
-    fallback_code,
+    DeliveryEvent, GatewayConfig, GatewayEffect, GatewayEffects, GatewayEvent, GatewayInput, NO_REPLICA, RANKED_TOLD,
+    ReplicaFacts, Reserves, RoutingMade, fallback_code,
 };
 pub use observe::{GatewayCounters, ReplicaView};
 pub use request::{Compute, Delivery};

@@ -275,7 +275,7 @@ impl State {
             }
         };
         if !natively {
-            self.note_fallback(Decision::Overload, asked.fallback, cx);
+            self.note_checked(Decision::Overload, &asked, cx);
             self.overload.since = Since::default();
             self.overload.edge = Edge::Tick;
             self.overload.asked_at = self.now;

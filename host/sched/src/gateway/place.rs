@@ -3,13 +3,13 @@
 use penstock_base::limits::HELD_REQUESTS_MAX;
 use penstock_base::{Duration, Outcome, Refusal};
 use penstock_policy_api::{
-    Decision, PlaceAsked, Question, RoutingDecision, RoutingPhase, SessionEnd, Taken, seed::call_seed,
+    Asked, Decision, PlaceAsked, Question, RoutingDecision, RoutingPhase, SessionEnd, Taken, seed::call_seed,
 };
 
 use super::State;
 use super::directory::Overlaps;
 use super::finish::End;
-use super::io::GatewayEffect;
+use super::io::{GatewayEffect, GatewayEvent, NO_REPLICA, RANKED_TOLD, RoutingMade};
 use super::replicas::Replica;
 use super::request::{Need, Place, Ranked, Request};
 use super::seats::Cx;
@@ -102,17 +102,20 @@ impl State {
         self.deliver_facts(Decision::Routing, cx);
         let rows = cx.policies.routing().terms().window(self.config.routing_rows);
         self.choose_candidates(slot, rows, cx);
-        let decision = self.ask_routing(slot, cx);
+        let Asked { decision, call, .. } = self.ask_routing(slot, cx);
         let may_hold = how != How::Starving && self.may_hold(slot);
+        let mut otherwise = RoutingMade::NoCredit;
         match decision {
             RoutingDecision::Hold { for_us } => {
                 self.digest.add(&[3, self.requests.table[slot].manifest.request.0, u64::from(for_us)]);
                 if may_hold && (self.held.len as usize) < HELD_REQUESTS_MAX {
                     self.forget_ranking(slot);
                     self.hold(slot, self.now + Duration::from_us(u64::from(for_us)));
+                    self.note_routed(slot, call, RoutingMade::Held, cx);
                     return Placed::Waits;
                 }
                 self.forget_ranking(slot);
+                otherwise = RoutingMade::NotHeld;
             }
             RoutingDecision::Place { ranked, wait_us, .. } => {
                 let mut order = Ranked::default();
@@ -124,11 +127,33 @@ impl State {
                 ranked.as_slice().iter().for_each(|row| self.digest.add(&[u64::from(*row)]));
                 self.requests.table[slot].wait.ranked = order;
                 if may_hold && wait_us > 0 && self.reserve_first(slot, blocks, wait_us) {
+                    self.note_routed(slot, call, RoutingMade::Reserved, cx);
                     return Placed::Waits;
                 }
             }
         }
-        if self.place_ranked_or_native(slot, how, cx) { Placed::Dispatched } else { Placed::NoFit { short_blocks: 0 } }
+        // Told with the ranking as it was: placing goes through it.
+        let told = cx.effects.len();
+        self.note_routed(slot, call, RoutingMade::Dispatched, cx);
+        if self.place_ranked_or_native(slot, how, cx) {
+            return Placed::Dispatched;
+        }
+        if let Some(GatewayEffect::Event(GatewayEvent::Routed { made, .. })) = cx.effects.get_mut(told) {
+            *made = otherwise;
+        }
+        Placed::NoFit { short_blocks: 0 }
+    }
+
+    /// Says what became of an answer about where a request runs.
+    fn note_routed(&self, slot: u32, call: u64, made: RoutingMade, cx: &mut Cx<'_>) {
+        let request = &self.requests.table[slot];
+        let order = &request.wait.ranked;
+        let mut ranked = [NO_REPLICA; RANKED_TOLD];
+        for (told, (replica, _)) in ranked.iter_mut().zip(&order.rows[..usize::from(order.len)]) {
+            *told = self.replicas.table[*replica].facts.replica;
+        }
+        let event = GatewayEvent::Routed { request: request.manifest.request, call, ranked, made };
+        cx.effects.push(GatewayEffect::Event(event));
     }
 
     /// Nobody takes it now. When no known replica ever could, waiting is no use.
@@ -142,7 +167,7 @@ impl State {
         Placed::Ended
     }
 
-    fn ask_routing(&mut self, slot: u32, cx: &mut Cx<'_>) -> RoutingDecision {
+    fn ask_routing(&mut self, slot: u32, cx: &mut Cx<'_>) -> Asked<RoutingDecision> {
         let asked = {
             let seats = &mut *cx.seats;
             let request = &self.requests.table[slot];
@@ -154,8 +179,8 @@ impl State {
             let rows = ReplicaRows::for_routing(self, &scratch.candidates, request, &scratch.overlaps);
             seats.routing.ask(cx.policies.routing(), self.now, place, &facts, &rows)
         };
-        self.note_fallback(Decision::Routing, asked.fallback, cx);
-        asked.decision
+        self.note_checked(Decision::Routing, &asked, cx);
+        asked
     }
 
     /// The window over the eligible replicas: all, or some by overlap, some by credit and load, the session's, and the rest by lot.

@@ -3,7 +3,7 @@
 use penstock_base::Instant;
 use penstock_base::limits::EXPIRED_STEP_MAX;
 use penstock_kv::{KvChange, KvEvent};
-use penstock_policy_api::{Decision, FallbackReason, Policies};
+use penstock_policy_api::{Asked, Decision, FallbackReason, Policies};
 
 use super::digest::Mark;
 use super::signals::{EvictionContext, EvictionRows};
@@ -86,18 +86,33 @@ impl Replica {
         }
         self.scratch.runs = runs;
         self.scratch.priced = priced;
-        self.note_fallback(Decision::Eviction, asked.fallback, effects);
+        self.note_checked(Decision::Eviction, &asked, effects);
     }
 
+    /// A policy's answer was not used, or not as it was.
+    pub(super) fn note_checked<T>(&mut self, decision: Decision, asked: &Asked<T>, effects: &mut ReplicaEffects) {
+        if let Some(reason) = asked.fallback {
+            return self.note_fallback(decision, asked.call, reason, effects);
+        }
+        if let Some(change) = asked.changed {
+            let event = ReplicaEvent::Changed { decision: decision as u8, call: asked.call, change: change as u8 };
+            effects.push(ReplicaEffect::Event(event));
+        }
+    }
+
+    /// `call` is 0 when the policy failed on facts that it was told.
     pub(super) fn note_fallback(
         &mut self,
         decision: Decision,
-        fallback: Option<FallbackReason>,
+        call: u64,
+        reason: FallbackReason,
         effects: &mut ReplicaEffects,
     ) {
-        let Some(reason) = fallback.filter(|reason| reason.is_strike()) else { return };
-        self.digest.mix(Mark::Fallback, decision as u64, 0);
-        effects.push(ReplicaEffect::Event(ReplicaEvent::Fallback { decision: decision as u8, reason: reason.code() }));
+        if reason.is_strike() {
+            self.digest.mix(Mark::Fallback, decision as u64, 0);
+            let event = ReplicaEvent::Fallback { decision: decision as u8, call, reason: reason.code() };
+            effects.push(ReplicaEffect::Event(event));
+        }
     }
 
     /// Tells gateways and policies what changed in the cache.

@@ -224,15 +224,17 @@ impl Replica {
     /// Tells the fairness policy what waits, right before it is asked.
     pub(super) fn tell_fairness(&mut self, policies: &mut dyn Policies, effects: &mut ReplicaEffects) {
         let told = self.facts.fairness.deliver(|facts| policies.fairness().observe(facts));
-        let fault = told.err().map(FallbackReason::Fault);
-        self.note_fallback(Decision::Fairness, fault, effects);
+        if let Err(kind) = told {
+            self.note_fallback(Decision::Fairness, 0, FallbackReason::Fault(kind), effects);
+        }
     }
 
     /// Tells the eviction policy what waits, right before it is asked.
     pub(super) fn tell_eviction(&mut self, policies: &mut dyn Policies, effects: &mut ReplicaEffects) {
         let told = self.facts.eviction.deliver(|facts| policies.eviction().observe(facts));
-        let fault = told.err().map(FallbackReason::Fault);
-        self.note_fallback(Decision::Eviction, fault, effects);
+        if let Err(kind) = told {
+            self.note_fallback(Decision::Eviction, 0, FallbackReason::Fault(kind), effects);
+        }
     }
 
     /// At the end of a step: what is due by number or age.

@@ -149,8 +149,19 @@ pub enum ReplicaEvent {
     Fallback {
         /// 2 fairness, 3 eviction.
         decision: u8,
+        /// Number of the call; 0 when it failed on facts that it was told.
+        call: u64,
         /// Reason code of `policy-api`.
         reason: u8,
+    },
+    /// A policy's answer stands, after a change that the contract names.
+    Changed {
+        /// As above.
+        decision: u8,
+        /// Number of the call.
+        call: u64,
+        /// The change, by its place in [`Change`](penstock_policy_api::validate::Change).
+        change: u8,
     },
     /// An input that named an old epoch, an unknown or ended sequence, or a batch that is not the oldest. Counted, without effect.
     Stale,

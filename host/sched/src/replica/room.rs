@@ -183,7 +183,7 @@ impl Replica {
         let rows = core::mem::take(&mut self.scratch.rows);
         let mut victims = core::mem::take(&mut self.scratch.victims);
         let asked = self.victims_seat.ask(policies.fairness(), now, &context, &VictimsRows(&rows), &mut victims);
-        self.note_fallback(penstock_policy_api::Decision::Fairness, asked.fallback, effects);
+        self.note_checked(penstock_policy_api::Decision::Fairness, &asked, effects);
         let mut freed = 0;
         for victim in &victims {
             // An overload action never stops the last one: it would start again at once.

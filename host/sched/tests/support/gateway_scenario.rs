@@ -549,7 +549,7 @@ impl World {
                 format!("ended r{request} {outcome:?} {used}{retry}")
             }
             GatewayEffect::Event(GatewayEvent::Admission { verdict: 1, .. }) => "deferred".into(),
-            GatewayEffect::Event(GatewayEvent::Admission { .. }) => return None,
+            GatewayEffect::Event(GatewayEvent::Admission { .. } | GatewayEvent::Routed { .. }) => return None,
             GatewayEffect::Event(event) => format!("event {event:?}"),
         })
     }

@@ -182,7 +182,7 @@ impl World<'_> {
     fn note_gateway(&mut self, event: GatewayEvent) -> Result<(), String> {
         let whims = self.scenario.policies == PolicyKind::Whims;
         match event {
-            GatewayEvent::Fallback { decision, reason } => ensure(reason == NO_OPINION || whims, || {
+            GatewayEvent::Fallback { decision, reason, .. } => ensure(reason == NO_OPINION || whims, || {
                 format!("a policy failed or its answer was refused: decision {decision}, reason {reason}")
             }),
             GatewayEvent::NoProgress => {

@@ -431,7 +431,7 @@ impl World<'_> {
             ReplicaEvent::PrefixLookup { hit_tokens, .. } => self.figures.hit_tokens += u64::from(hit_tokens),
             ReplicaEvent::Evicted { blocks } => self.figures.evicted_blocks += u64::from(blocks),
             ReplicaEvent::Preempted { .. } => self.figures.preempted += 1,
-            ReplicaEvent::Fallback { decision, reason } => {
+            ReplicaEvent::Fallback { decision, reason, .. } => {
                 let whims = self.scenario.policies == PolicyKind::Whims;
                 return ensure(reason == NO_OPINION || whims, || {
                     format!("a policy failed or its answer was refused: decision {decision}, reason {reason}")
