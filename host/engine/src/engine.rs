@@ -136,7 +136,11 @@ impl Engine {
         let count = replicas.len();
         let requests_max = config.limits.requests_max;
         let metrics = Arc::new(Metrics::new(&model.name));
-        let journal = config.journal.as_ref().map(|journal| Journal::start(journal, count, &metrics)).transpose()?;
+        let journal = config
+            .journal
+            .as_ref()
+            .map(|journal| Journal::start(journal, (count, context_tokens_max), &metrics))
+            .transpose()?;
         let wiring = Arc::new(Wiring {
             clock,
             metrics,
@@ -304,6 +308,12 @@ impl Engine {
     /// Policy sets that have left and are still to be ended.
     pub fn policies_leaving(&self) -> usize {
         self.wiring.policies.reaper.waiting()
+    }
+
+    /// The last request that was handed in.
+    pub fn last_request(&self) -> Option<RequestId> {
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        RequestId::new(self.gateway_epoch, last).filter(|_| last > 0)
     }
 
     /// What a decision's policy was told, where it was kept and has not left since.

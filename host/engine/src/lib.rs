@@ -38,7 +38,7 @@ pub use engine::{DrainReport, Engine, EngineError, SubmitError};
 pub use journal::JournalConfig;
 pub use metrics::{Metrics, outcome_labels};
 pub use policies::activation::{Activation, ActivationError};
-pub use policies::inputs::{InputsKept, KeptFor, Names};
+pub use policies::inputs::{InputsKept, KeptFor, KeptTable, Names};
 pub use policies::log::{DECISIONS_KEPT_MAX, DecisionRecord, DecisionsConfig, FIRST_ROWS, Proposal};
 pub use policies::seats::{Machine, Memory, NATIVE_WORDS, PolicySource, PreparedPolicies, SeatedPolicies, TakenOver};
 pub use request::{DeliveredToken, RequestEvent, Submission, Ticket};

@@ -47,6 +47,8 @@ pub struct SegmentHeader {
     pub now: Instant,
     /// The program that wrote it, for people: another build may decide otherwise.
     pub build: String,
+    /// The context window that the policies were made with.
+    pub context_tokens_max: u32,
     /// Every answer of a policy is in the segment: a replay needs no policies.
     pub has_answers: bool,
     /// Configuration of the machine.
@@ -64,6 +66,7 @@ impl Encode for SegmentHeader {
         self.segment.put(out);
         self.now.put(out);
         self.build.as_str().put(out);
+        out.u32(self.context_tokens_max);
         out.bool(self.has_answers);
         out.blob(&self.config);
         out.blob(&self.snapshot);
@@ -86,6 +89,7 @@ impl SegmentHeader {
             segment,
             now,
             build: String::new(),
+            context_tokens_max: M::context_tokens_max(config),
             has_answers: false,
             config: to_bytes(config),
             snapshot: snapshot.into_bytes(),
@@ -161,6 +165,7 @@ impl SegmentHeader {
             segment: from.u64()?,
             now: Instant::take(from)?,
             build: String::take(from)?,
+            context_tokens_max: from.u32()?,
             has_answers: from.bool()?,
             config: from.blob()?.to_vec(),
             snapshot: from.blob()?.to_vec(),

@@ -203,13 +203,12 @@ impl<R: Read> Replay<R> {
         header: &SegmentHeader,
         mut remake: Option<&mut dyn Remake>,
     ) -> Result<(), VerifyError> {
-        let context_tokens_max = M::context_tokens_max(&header.config::<M>()?);
         let mut machine: M = guarded(0, || header.machine())??;
         let mut policies = Recorded::new(&header.seated);
         let mut sit = |policies: &mut Recorded, seated: &Seated, now: Instant| {
             policies.sit(seated);
             if let Some(remake) = &mut remake {
-                let remade = remake.remake(header.machine, context_tokens_max, &seated.set);
+                let remade = remake.remake(header.machine, header.context_tokens_max, &seated.set);
                 policies.compare_with(remade, seated, now);
             }
         };

@@ -328,6 +328,10 @@ impl<W: World> Living<W> {
         self.status.last_fuel
     }
 
+    pub fn rebuilds(&self) -> u64 {
+        self.status.rebuilds
+    }
+
     pub fn status(&self) -> SeatStatus {
         let terms = W::terms(&self.declaration);
         SeatStatus {

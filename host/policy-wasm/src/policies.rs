@@ -215,6 +215,20 @@ impl WasmPolicies {
         }
     }
 
+    /// Counts how often a seat's instance was made anew.
+    pub fn rebuilds(&self, decision: Decision) -> u64 {
+        fn of<W: World>(chair: &Chair<W>) -> u64 {
+            chair.living().map_or(0, Living::rebuilds)
+        }
+        match decision {
+            Decision::Admission => of(&self.chairs.admission),
+            Decision::Routing => of(&self.chairs.routing),
+            Decision::Fairness => of(&self.chairs.fairness),
+            Decision::Eviction => of(&self.chairs.eviction),
+            Decision::Overload => of(&self.chairs.overload),
+        }
+    }
+
     /// Numbers of the seats that this machine asks.
     pub fn status(&mut self) -> Vec<SeatStatus> {
         let mut out = Vec::new();

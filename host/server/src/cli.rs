@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
 use crate::config::{AdminListen, Config, Faults, StateDir};
+use crate::journal::VerifyArgs;
 use crate::policies::command::PolicyArgs;
 
 /// Serves language models over an OpenAI-style HTTP API.
@@ -40,7 +41,9 @@ Examples:
   penstock policy load my-routing.wasm          hand over a component; prints its digest
   penstock policy activate policies.toml        put a set in force, with the components that it names as file:NAME.wasm
   penstock policy rollback                      return to the set before
-  penstock policy log -n 50 --question routing  the last decisions")]
+  penstock policy log -n 50 --question routing  the last decisions
+  penstock policy log --inputs 17               everything that the policy of decision 17 was told
+  penstock policy explain chatcmpl-0001…        the story of one request")]
     Policy(PolicyArgs),
     /// Measure a server that speaks the OpenAI API: this one or any other.
     #[command(after_help = "\
@@ -55,6 +58,15 @@ Examples:
 Times are those of vLLM's benchmark: TTFT from sending to the first text, TPOT = (last - first) / (tokens - 1). Tokens are what the
 server counts; where it does not say, an event with text is one. The client runs on one thread and says by how much it sent late.")]
     Bench(BenchArgs),
+    /// Replay a journal and see that everything in it comes out again.
+    #[command(after_help = "\
+Examples:
+  penstock verify journal/                              every segment of a folder
+  penstock verify journal/ --components my-policies/    ask these policies again, where the journal names them
+
+Exit status: 0 everything holds (segments that are broken off are named, and hold as far as they go), 1 nothing to verify,
+3 a segment is damaged, 4 something is decided differently.")]
+    Verify(VerifyArgs),
     /// Print a reference page.
     Describe {
         /// Which one.
@@ -100,6 +112,9 @@ pub struct ServeArgs {
     /// Folder where what decides is kept over a restart, or `off` [default: one for each listening address, beside the model cache].
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<StateDir>,
+    /// Folder for the journal: what the machines did, to be replayed and verified [default: none].
+    #[arg(long, value_name = "DIR")]
+    pub journal: Option<PathBuf>,
     /// Replicas in this process; they share weights and threads [default: 1].
     #[arg(long, value_name = "N")]
     pub replicas: Option<u32>,
@@ -141,6 +156,7 @@ impl ServeArgs {
         config.policy.set = args.policies.or(config.policy.set);
         config.policy.dir = args.policy_dir.or(config.policy.dir);
         set(&mut config.policy.state_dir, args.state_dir);
+        config.journal.dir = args.journal.or(config.journal.dir);
         config.server.keys = args.keys.or(config.server.keys);
         config.name_all_classes();
         faults.extend(config.check());

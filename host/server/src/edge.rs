@@ -7,6 +7,7 @@ mod answer;
 mod app;
 mod body;
 mod caller;
+mod client_ids;
 mod connections;
 mod error;
 mod fields;
@@ -64,6 +65,7 @@ pub fn admin(app: Arc<App>) -> Router {
         .route("/policies/components/{digest}", put(admin_policies::put_component))
         .route("/policies/rollback", post(admin_policies::roll_back))
         .route("/policies/log", get(admin_policies::log))
+        .route("/policies/log/{machine}/{sequence}", get(admin_policies::inputs))
         .route("/policies/explain/{request}", get(admin_policies::explain))
         .route("/policies/{digest}", get(admin_policies::inspect))
         .route("/policies/{digest}/activate", post(admin_policies::activate))

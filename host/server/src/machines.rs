@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use penstock_base::{ClassRank, Duration, limits};
-use penstock_engine::{EngineConfig, EngineLimits, ServedModel, Vocabulary};
+use penstock_engine::{DecisionsConfig, EngineConfig, EngineLimits, JournalConfig, ServedModel, Vocabulary};
 use penstock_exec::Executor;
 use penstock_exec_cpu::{CpuExecutor, CpuModel, CpuOptions, MemoryBudget, Numerics, ThreadPool};
 use penstock_model::{Model, OpenOptions, Tokenizer, cache_dir};
@@ -156,7 +156,16 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
         send_timeout: ms(config.http.send_timeout_ms),
         ..EngineLimits::default()
     };
-    Ok(EngineConfig { gateway, replica, limits: bounds, ..EngineConfig::default() })
+    let decisions =
+        DecisionsConfig { sample_ppm: config.decisions.sample_ppm, inputs_bytes: config.decisions.inputs_bytes };
+    let journal = config.journal.dir.clone().map(|dir| JournalConfig {
+        dir,
+        segment_bytes: config.journal.segment_bytes,
+        total_bytes: config.journal.total_bytes,
+        queue_bytes: config.journal.queue_bytes,
+        build: crate::journal::own_build(),
+    });
+    Ok(EngineConfig { gateway, replica, limits: bounds, decisions, journal, ..EngineConfig::default() })
 }
 
 /// The model as the engine must know it.

@@ -5,6 +5,7 @@ mod cli;
 mod config;
 mod deployment;
 mod edge;
+mod journal;
 mod machines;
 mod policies;
 mod serve;
@@ -49,6 +50,13 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(fault) => {
                 eprintln!("penstock bench: {fault:#}");
+                ExitCode::FAILURE
+            }
+        },
+        Command::Verify(args) => match journal::verify(&args) {
+            Ok(code) => code,
+            Err(fault) => {
+                eprintln!("penstock verify: {fault:#}");
                 ExitCode::FAILURE
             }
         },

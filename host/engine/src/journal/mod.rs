@@ -30,7 +30,7 @@ pub(crate) use tap::Tap;
 pub struct JournalConfig {
     /// The folder. Made when it is missing.
     pub dir: PathBuf,
-    /// A segment that has grown beyond it ends, and the next one opens.
+    /// A segment whose records take more ends, and the next one opens.
     pub segment_bytes: u64,
     /// Most bytes of all segments in the folder, those of earlier runs included; the oldest that are not open leave.
     pub total_bytes: u64,
@@ -40,13 +40,20 @@ pub struct JournalConfig {
     pub build: String,
 }
 
+/// What holds for every segment.
+#[derive(Clone, Debug)]
+pub(crate) struct SegmentTerms {
+    bytes: u64,
+    build: String,
+    context_tokens_max: u32,
+}
+
 /// The running journal.
 #[derive(Debug)]
 pub(crate) struct Journal {
     queue: Arc<Queue>,
     metrics: Arc<Metrics>,
-    segment_bytes: u64,
-    build: String,
+    segment: SegmentTerms,
     writer: std::sync::Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -55,7 +62,11 @@ impl Journal {
     ///
     /// # Errors
     /// The system gives no thread. A folder that cannot be written is no error: it is said aloud, and tried again.
-    pub fn start(config: &JournalConfig, replicas: usize, metrics: &Arc<Metrics>) -> std::io::Result<Self> {
+    pub fn start(
+        config: &JournalConfig,
+        (replicas, context_tokens_max): (usize, u32),
+        metrics: &Arc<Metrics>,
+    ) -> std::io::Result<Self> {
         let queue = Arc::new(Queue::new(config.queue_bytes, 1 + replicas));
         let mut disk = Disk::new(config, 1 + replicas, Arc::clone(metrics));
         let writers = Arc::clone(&queue);
@@ -67,8 +78,7 @@ impl Journal {
         Ok(Self {
             queue,
             metrics: Arc::clone(metrics),
-            segment_bytes: config.segment_bytes,
-            build: config.build.clone(),
+            segment: SegmentTerms { bytes: config.segment_bytes, build: config.build.clone(), context_tokens_max },
             writer: std::sync::Mutex::new(Some(writer)),
         })
     }
@@ -79,7 +89,7 @@ impl Journal {
             Machine::Gateway => 0,
             Machine::Replica(replica) => 1 + replica as usize,
         };
-        Tap::new(Arc::clone(&self.queue), Arc::clone(&self.metrics), log, (self.segment_bytes, self.build.clone()))
+        Tap::new(Arc::clone(&self.queue), Arc::clone(&self.metrics), log, self.segment.clone())
     }
 
     /// Bytes that wait for the writer.

@@ -8,6 +8,7 @@ use penstock_journal::frame::{KIND_ANSWER, KIND_INPUT, KIND_OBSERVED, KIND_OUTCO
 use penstock_journal::wire::{AnswerHead, Encode, Given, ObserveFault, Seated};
 use penstock_journal::{BreakCause, Outcome, SegmentHeader};
 
+use super::SegmentTerms;
 use super::queue::{Order, Queue, What};
 use crate::metrics::Metrics;
 
@@ -25,8 +26,7 @@ pub(crate) struct Tap {
     queue: Arc<Queue>,
     metrics: Arc<Metrics>,
     log: usize,
-    segment_bytes: u64,
-    build: String,
+    terms: SegmentTerms,
     /// Number of the next segment.
     next_segment: u64,
     open: Option<Open>,
@@ -43,22 +43,19 @@ struct Open {
     steps: u64,
     /// Of the last step.
     now: Instant,
+    /// Of its records.
     bytes: u64,
+    /// From which it ends: never less than its opening takes, so that openings do not become most of what is written.
+    bytes_max: u64,
 }
 
 impl Tap {
-    pub(super) fn new(
-        queue: Arc<Queue>,
-        metrics: Arc<Metrics>,
-        log: usize,
-        (segment_bytes, build): (u64, String),
-    ) -> Self {
+    pub(super) fn new(queue: Arc<Queue>, metrics: Arc<Metrics>, log: usize, terms: SegmentTerms) -> Self {
         Self {
             queue,
             metrics,
             log,
-            segment_bytes,
-            build,
+            terms,
             next_segment: 0,
             open: None,
             buffer: Vec::new(),
@@ -75,7 +72,7 @@ impl Tap {
 
     /// Number of the segment that is to open now, if one is.
     pub fn due(&mut self, now: Instant) -> Option<u64> {
-        if self.open.is_some_and(|open| open.bytes >= self.segment_bytes) {
+        if self.open.is_some_and(|open| open.bytes >= open.bytes_max) {
             self.complete();
         }
         let is_due = self.open.is_none() && now >= self.not_before && self.queue.has_room();
@@ -84,11 +81,12 @@ impl Tap {
 
     /// Opens a segment, unless there is no room for it now.
     pub fn open(&mut self, mut header: SegmentHeader, since: Instant, now: Instant) {
-        header.build.clone_from(&self.build);
-        let bytes = (header.config.len() + header.snapshot.len()) as u64;
+        header.build.clone_from(&self.terms.build);
+        header.context_tokens_max = self.terms.context_tokens_max;
+        let bytes_max = self.terms.bytes.max((header.config.len() + header.snapshot.len()) as u64);
         self.metrics.journal_snapshot(now.since(since));
         if self.put(What::Open(Box::new(header))) {
-            self.open = Some(Open { steps: 0, now: since, bytes });
+            self.open = Some(Open { steps: 0, now: since, bytes: 0, bytes_max });
             self.next_segment += 1;
             self.handed_at = since;
         } else {

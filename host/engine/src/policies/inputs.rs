@@ -88,14 +88,25 @@ pub struct InputsKept {
     pub values: Box<[u64]>,
 }
 
+/// A table of candidates, as it was told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KeptTable<'a> {
+    /// What its rows are.
+    pub rows_are: &'static str,
+    /// Names of the columns.
+    pub columns: &'a [&'static str],
+    /// Row by row.
+    pub rows: Vec<Vec<u64>>,
+}
+
 impl InputsKept {
     /// Context values by name.
     pub fn context(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.names.context.iter().copied().zip(self.values.iter().copied())
     }
 
-    /// Each table: what its rows are, its columns' names, and its rows.
-    pub fn tables(&self) -> Vec<(&'static str, &[&'static str], Vec<Vec<u64>>)> {
+    /// Each table.
+    pub fn tables(&self) -> Vec<KeptTable<'_>> {
         let mut from = self.names.context.len();
         let mut tables = Vec::new();
         for ((what, columns), rows) in self.names.tables.iter().zip(self.rows) {
@@ -104,7 +115,7 @@ impl InputsKept {
             from += columns.len() * rows;
             let row = |row: usize| (0..columns.len()).map(|column| cells[column * rows + row]).collect();
             let all = if cells.is_empty() { Vec::new() } else { (0..rows).map(row).collect() };
-            tables.push((*what, &**columns, all));
+            tables.push(KeptTable { rows_are: what, columns, rows: all });
         }
         tables
     }
@@ -129,7 +140,7 @@ impl Sampling {
             Some(request) => self.takes_request(request),
             None => {
                 let hash = spread(record.call ^ (record.question as u64) << 56);
-                hash % MANY_ONE_IN == 0 && self.takes_hash(hash / MANY_ONE_IN)
+                hash.is_multiple_of(MANY_ONE_IN) && self.takes_hash(hash / MANY_ONE_IN)
             }
         }
     }

@@ -57,10 +57,12 @@ pub fn sections(table: toml::Table) -> (Config, Faults) {
             "limits" => section(&name, value, &mut config.limits, &mut faults),
             "generation" => section(&name, value, &mut config.generation, &mut faults),
             "policy" => section(&name, value, &mut config.policy, &mut faults),
+            "decisions" => section(&name, value, &mut config.decisions, &mut faults),
+            "journal" => section(&name, value, &mut config.journal, &mut faults),
             "classes" => section(&name, value, &mut config.classes, &mut faults),
             "objectives" => section(&name, value, &mut config.objectives, &mut faults),
             _ => faults.push(format!(
-                "[{name}] is not a section; there are server, http, model, replicas, limits, generation, policy, classes, objectives"
+                "[{name}] is not a section; there are server, http, model, replicas, limits, generation, policy, decisions, journal, classes, objectives"
             )),
         }
     }
@@ -141,6 +143,14 @@ impl Config {
         range("generation.chat_output_tokens", u64::from(self.generation.chat_output_tokens), 1..=1 << 20);
         range("generation.completion_output_tokens", u64::from(self.generation.completion_output_tokens), 1..=1 << 20);
         range("policy.overload_tick_ms", self.policy.overload_tick_ms, 10..=10_000);
+        range("decisions.sample_ppm", u64::from(self.decisions.sample_ppm), 0..=1_000_000);
+        range("decisions.inputs_bytes", self.decisions.inputs_bytes as u64, 65_536..=1 << 30);
+        let journal = &self.journal;
+        range("journal.segment_bytes", journal.segment_bytes, 65_536..=1 << 32);
+        // One open segment a machine must fit beside one that is complete.
+        let open = journal.segment_bytes.saturating_mul(2 + u64::from(replicas.count));
+        range("journal.total_bytes", journal.total_bytes, open..=1 << 50);
+        range("journal.queue_bytes", journal.queue_bytes as u64, 1 << 20..=1 << 32);
         range("server.drain_grace_s", self.server.drain_grace_s, 0..=86_400);
         for (name, objective) in &self.objectives {
             range(&format!("objectives.{name}.class"), u64::from(objective.class), 0..=7);

@@ -25,6 +25,10 @@ pub struct Config {
     pub generation: GenerationConfig,
     /// How policies are asked.
     pub policy: PolicyConfig,
+    /// What is kept of decisions.
+    pub decisions: DecisionsConfig,
+    /// What is written down of a run.
+    pub journal: JournalConfig,
     /// Per class rank ("0" .. "7").
     pub classes: BTreeMap<String, ClassConfig>,
     /// What the names in `x-llm-d-inference-objective` mean.
@@ -252,6 +256,30 @@ pub struct PolicyConfig {
     pub stale_cache_ms: u64,
 }
 
+/// What is kept of decisions, in memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DecisionsConfig {
+    /// Requests whose questions are kept with everything that the policy was told, in parts of a million.
+    pub sample_ppm: u32,
+    /// Memory for it, of each machine.
+    pub inputs_bytes: usize,
+}
+
+/// The journal on disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct JournalConfig {
+    /// Its folder; none is no journal.
+    pub dir: Option<PathBuf>,
+    /// A segment that has grown beyond it ends.
+    pub segment_bytes: u64,
+    /// Most bytes in the folder; the oldest segments leave.
+    pub total_bytes: u64,
+    /// Most bytes that wait for the writer.
+    pub queue_bytes: usize,
+}
+
 /// One class.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -350,6 +378,20 @@ impl Default for LimitsConfig {
 impl Default for GenerationConfig {
     fn default() -> Self {
         Self { chat_output_tokens: 1_024, completion_output_tokens: 16 }
+    }
+}
+
+impl Default for DecisionsConfig {
+    fn default() -> Self {
+        let engine = penstock_engine::DecisionsConfig::default();
+        Self { sample_ppm: engine.sample_ppm, inputs_bytes: engine.inputs_bytes }
+    }
+}
+
+impl Default for JournalConfig {
+    fn default() -> Self {
+        // Some hours of a busy small server; a second of a very busy one waits for the disk at most.
+        Self { dir: None, segment_bytes: 64 << 20, total_bytes: 1 << 30, queue_bytes: 32 << 20 }
     }
 }
 

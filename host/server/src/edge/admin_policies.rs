@@ -7,6 +7,7 @@ use axum::body::Bytes;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use penstock_base::RequestId;
+use penstock_policy_api::{Decision, Question};
 use serde_json::{Value, json};
 
 use super::app::App;
@@ -69,29 +70,62 @@ pub async fn roll_back(State(app): State<Arc<App>>) -> Answer {
     .await
 }
 
-/// `GET /policies/log?n=20&question=routing`: the last decisions of all machines.
+/// `GET /policies/log?n=20&question=routing&seat=routing&machine=gateway&faults=true&since=17`: the last decisions of all machines.
 pub async fn log(State(app): State<Arc<App>>, RawQuery(query): RawQuery) -> Answer {
-    let (mut count, mut question) = (20, None);
+    let mut wanted = story::Wanted { count: 20, ..story::Wanted::default() };
     for (key, value) in query.iter().flat_map(|query| query.split('&')).filter_map(|pair| pair.split_once('=')) {
+        let known = |name: &str, names: &[&str]| match names.contains(&value) {
+            true => Ok(Some(value.to_owned())),
+            false => Err(ApiError::bad_field(name, format!("{name} is one of {}", names.join(", ")))),
+        };
         match key {
-            "n" => count = value.parse().map_err(|_| ApiError::bad_field("n", "n is a number of decisions"))?,
-            "question" => question = Some(value.to_owned()),
-            _ => return Err(ApiError::bad_field(key, "the decision log takes n and question")),
+            "n" => wanted.count = value.parse().map_err(|_| ApiError::bad_field("n", "n is a number of decisions"))?,
+            "question" => wanted.question = known("question", &Question::ALL.map(Question::name))?,
+            "seat" => wanted.seat = known("seat", &Decision::ALL.map(Decision::name))?,
+            "machine" => wanted.machine = Some(value.replace("%20", " ")),
+            "faults" => wanted.faults = value == "true",
+            "since" => {
+                let since = value.parse().map_err(|_| ApiError::bad_field("since", "since is a decision's number"))?;
+                wanted.since = Some(since);
+            }
+            _ => return Err(ApiError::bad_field(key, "the log takes n, question, seat, machine, faults and since")),
         }
     }
-    aside(app, move |app| Ok(story::log(&app.engine, count, question.as_deref()))).await
+    aside(app, move |app| Ok(story::log(&app.engine, &wanted))).await
 }
 
-/// `GET /policies/explain/{request}`: what was decided about one request.
+/// `GET /policies/log/{machine}/{sequence}`: everything that the policy was told for one decision.
+pub async fn inputs(State(app): State<Arc<App>>, Path((machine, sequence)): Path<(String, u64)>) -> Answer {
+    aside(app, move |app| story::inputs(&app.engine, &machine, sequence).map_err(Fault::Unknown)).await
+}
+
+/// `GET /policies/explain/{request}`: the story of one request, by our id or by the client's `x-request-id`.
 pub async fn explain(State(app): State<Arc<App>>, Path(request): Path<String>) -> Answer {
-    let Ok(number) = request.parse::<u64>() else {
-        return Err(ApiError::bad_field("request", "a request is named by its number, as in the decision log"));
-    };
     aside(app, move |app| {
-        story::explain(&app.engine, RequestId(number))
-            .ok_or_else(|| Fault::Unknown(format!("decision about request {request}")))
+        let named = app.client_ids.named(&request);
+        let Some(number) = named.first().copied().or_else(|| own_id(&request)) else {
+            return Err(Fault::Unknown(format!(
+                "request {request:?} (name it by the `x-request-id` that its client gave (the last 8,192 are known), by the id of \
+                 the answer (chatcmpl-…), or by its number)"
+            )));
+        };
+        let mut told = story::explain(&app.engine, number).map_err(Fault::Unknown)?;
+        if named.len() > 1 {
+            let others: Vec<_> = named.iter().skip(1).take(16).map(|other| other.0.to_string()).collect();
+            told["others"] = json!(others);
+        }
+        Ok(told)
     })
     .await
+}
+
+/// Our id, as the log and the answers write it.
+fn own_id(text: &str) -> Option<RequestId> {
+    let hexadecimal = text.strip_prefix("chatcmpl-").or_else(|| text.strip_prefix("cmpl-"));
+    match hexadecimal {
+        Some(digits) => u64::from_str_radix(digits, 16).ok().map(RequestId),
+        None => text.parse().ok().map(RequestId),
+    }
 }
 
 /// Off the runtime's workers: compiling takes its time, and so does waiting for machines.

@@ -8,6 +8,7 @@ use penstock_model::Model;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::admin_guard::AdminToken;
+use super::client_ids::ClientIds;
 use super::error::ApiError;
 use super::idempotency::Idempotency;
 use super::refusals::Refusals;
@@ -42,6 +43,8 @@ pub struct App {
     pub requests: Arc<Semaphore>,
     /// Answers that may be sent again.
     pub idempotency: Idempotency,
+    /// What clients call their requests.
+    pub client_ids: ClientIds,
     /// What was refused within the last minute.
     pub refusals: Refusals,
     /// Unix time at start, in seconds.
@@ -105,6 +108,7 @@ impl App {
             pending_bytes: Arc::new(Semaphore::new(config.http.pending_bytes_max)),
             requests: Arc::new(Semaphore::new(config.http.requests_max)),
             idempotency: Idempotency::default(),
+            client_ids: ClientIds::default(),
             refusals: Refusals::default(),
             started_s: unix_s(),
             tenants: RwLock::new(Arc::new(tenants)),

@@ -37,6 +37,8 @@ pub struct Caller {
     pub timeout: Duration,
     /// From objective and tenant.
     pub traits: Traits,
+    /// What the client calls the request; for people who ask later.
+    pub request_id: Option<String>,
     /// The client's key for retries.
     pub idempotency_key: Option<String>,
 }
@@ -62,7 +64,7 @@ impl Caller {
             traits = traits.with(Traits::NO_STORE);
         }
         // Echoed by another layer; a bad one is named here.
-        name(headers, REQUEST_ID)?;
+        let request_id = name(headers, REQUEST_ID)?.map(str::to_owned);
         let session = name(headers, SESSION)?;
         let slo_ttft = milliseconds(headers, SLO_TTFT)?;
         let class_slo = app.class(class.get()).and_then(|class| class.slo_ttft_ms).map(Duration::from_ms);
@@ -74,6 +76,7 @@ impl Caller {
             slo_tpot: milliseconds(headers, SLO_TPOT)?.unwrap_or(Duration::MAX),
             timeout: milliseconds(headers, TIMEOUT)?.map_or(most, |asked| asked.min(most)),
             idempotency_key: name(headers, IDEMPOTENCY_KEY)?.map(str::to_owned),
+            request_id,
             tenant,
             class,
             traits,

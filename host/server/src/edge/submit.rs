@@ -70,7 +70,12 @@ pub fn submit(
         retry: app.refusals.is_recent(caller.tenant.id, &prompt.ids),
     };
     match app.engine.submit(submission) {
-        Ok((_, events)) => Ok(events),
+        Ok((ticket, events)) => {
+            if let Some(name) = &caller.request_id {
+                app.client_ids.remember(name, ticket.request);
+            }
+            Ok(events)
+        }
         Err(fault) => Err(of_submit(fault)),
     }
 }

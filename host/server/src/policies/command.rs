@@ -57,11 +57,32 @@ pub enum PolicyCommand {
         /// Only of this kind: admission, routing, order, victims, eviction, overload.
         #[arg(long)]
         question: Option<String>,
+        /// Only of this seat: admission, routing, fairness, eviction, overload.
+        #[arg(long)]
+        seat: Option<String>,
+        /// Only of this machine: gateway, replica0, ...
+        #[arg(long)]
+        machine: Option<String>,
+        /// Only where the policy failed, or where the host refused or changed its answer.
+        #[arg(long)]
+        faults: bool,
+        /// Only those behind this number, which counts at each machine.
+        #[arg(long, value_name = "SEQUENCE")]
+        since: Option<u64>,
+        /// Show everything that the policy of this decision was told, instead; at the gateway, unless --machine names another.
+        #[arg(long, value_name = "SEQUENCE")]
+        inputs: Option<u64>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
-    /// Tell what was decided about one request, by its id in the log.
+    /// Tell the story of one request: why it waited, where it went, how it ended.
     Explain {
-        /// Which.
+        /// The client's `x-request-id`, the id of the answer (chatcmpl-...), or the number in the log.
         request: String,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -93,16 +114,38 @@ pub fn run(args: &PolicyArgs) -> Result<()> {
             Ok(())
         }
         PolicyCommand::Inspect { digest } => show(&admin.get(&format!("/policies/{digest}"))?),
-        PolicyCommand::Log { n, question } => {
-            let question = question.as_ref().map(|question| format!("&question={question}")).unwrap_or_default();
-            let log = admin.get(&format!("/policies/log?n={n}{question}"))?;
+        PolicyCommand::Log { inputs: Some(sequence), machine, .. } => {
+            let machine = machine.as_deref().unwrap_or("gateway").replace(' ', "");
+            show(&admin.get(&format!("/policies/log/{machine}/{sequence}"))?)
+        }
+        PolicyCommand::Log { n, question, seat, machine, faults, since, json, .. } => {
+            let mut query = format!("n={n}&faults={faults}");
+            let named = [("question", question), ("seat", seat), ("machine", machine)];
+            for (key, value) in named.iter().filter_map(|(key, value)| value.as_ref().map(|value| (key, value))) {
+                query += &format!("&{key}={}", value.replace(' ', ""));
+            }
+            query += &since.map(|since| format!("&since={since}")).unwrap_or_default();
+            let log = admin.get(&format!("/policies/log?{query}"))?;
+            if *json {
+                return show(&log["decisions"]);
+            }
             for decision in log["decisions"].as_array().into_iter().flatten() {
                 println!("{}", log_line(decision));
             }
             Ok(())
         }
-        PolicyCommand::Explain { request } => {
-            let told = admin.get(&format!("/policies/explain/{request}"))?;
+        PolicyCommand::Explain { request, json } => {
+            let told = admin.get(&format!("/policies/explain/{}", escaped(request)))?;
+            if *json {
+                return show(&told);
+            }
+            if let Some(others) = told["others"].as_array() {
+                println!(
+                    "the latest of {} requests with this id; the others are {}",
+                    others.len() + 1,
+                    Value::from(others.clone())
+                );
+            }
             for line in told["story"].as_array().into_iter().flatten() {
                 println!("{}", text(line));
             }
@@ -158,12 +201,25 @@ fn listing(all: &Value) -> String {
     out
 }
 
+/// One path segment of whatever a client chose to write.
+fn escaped(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut out, byte| {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => out.push(char::from(byte)),
+            _ => out += &format!("%{byte:02X}"),
+        }
+        out
+    })
+}
+
 fn log_line(decision: &Value) -> String {
-    let fallback = decision["fallback"].as_str().map(|why| format!("  default: {why}")).unwrap_or_default();
+    let changed = decision["changed"].as_str().map(|what| format!("  changed: {what}")).unwrap_or_default();
+    let fallback = decision["fallback"].as_str().map(|why| format!("{changed}  default: {why}")).unwrap_or(changed);
     format!(
-        "{:>12} µs  {:<10} g{} {:<9} {:<16} request {:<20} {}{fallback}  {} ns",
+        "{:>12} µs  {:<10} #{:<6} g{} {:<9} {:<16} request {:<20} {}{fallback}  {} ns",
         decision["at_us"],
         text(&decision["machine"]),
+        decision["sequence"],
         decision["generation"],
         text(&decision["question"]),
         text(&decision["policy"]),

@@ -130,14 +130,16 @@ impl Maker {
         let (shop, set) = (Arc::clone(&self.shop), Arc::clone(&set.0));
         let digest: Arc<str> = set.digest().to_string().into();
         let states = Mutex::new(states);
-        PolicySource::preparing(move |machine, memory: Option<&Memory>| {
+        let words = set.canonical().as_bytes().to_vec();
+        let source = PolicySource::preparing(move |machine, memory: Option<&Memory>| {
             // No step between two whole states can panic.
             let resumed = states.lock().unwrap_or_else(PoisonError::into_inner).remove(&machine);
             let remembered = memory.and_then(|memory| memory.downcast_ref::<Remembered>()).or(resumed.as_ref());
             let prepared = shop.prepare(&set, machine, remembered).map_err(|faults| faults.to_string())?;
             let voice = Voice { set: Arc::clone(&digest), generation: 0, machine, reports: shop.reports.clone() };
             Ok(Box::new(Ready { prepared, voice, resumed }))
-        })
+        });
+        source.in_words(&words)
     }
 
     /// Can `set` serve at every machine of this server, all at once, and live with `states`?
@@ -409,6 +411,9 @@ impl SeatedPolicies for Seated {
     }
     fn last_fuel(&self, decision: Decision) -> u64 {
         self.policies.last_fuel(decision)
+    }
+    fn lives(&self, decision: Decision) -> u64 {
+        self.policies.rebuilds(decision)
     }
     fn memory(&mut self) -> Memory {
         Box::new(self.policies.remembered())

@@ -2,8 +2,9 @@
 //!
 //! [`publication`] knows the sets: which is in force, which were good before, which were refused and why. [`keeper`] is the thread that
 //! looks after them: it hears what policies say, returns to the last good set when one fails too often, and watches the policy folder.
-//! [`state_folder`] has what outlives the process; `saved` the policies' states in bytes. [`document`] reads sets, `maker` makes them: with WebAssembly (`maker_wasm`), or natively alone (`maker_native`). [`story`] tells
-//! decisions in words; `penstock policy` ([`command`]) asks over the admin listener.
+//! [`state_folder`] has what outlives the process; `saved` the policies' states in bytes. [`document`] reads sets, `maker` makes them: with
+//! WebAssembly (`maker_wasm`), or natively alone (`maker_native`). [`story`] tells decisions in numbers, `telling` one request in words;
+//! `penstock policy` ([`command`]) asks over the admin listener.
 
 pub mod command;
 pub mod document;
@@ -17,6 +18,7 @@ mod report;
 mod saved;
 mod state_folder;
 pub mod story;
+mod telling;
 
 use std::path::PathBuf;
 
