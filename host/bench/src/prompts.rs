@@ -86,7 +86,7 @@ fn stream(seed: u64, purpose: u64, index: u64) -> ChaCha8Rng {
 }
 
 const SHARED: u64 = 0x7368_6172_6564;
-const OWN: u64 = 0x6f77_6e;
+const OWN: u64 = 0x006f_776e;
 
 /// Short common words, each a token or two in the usual vocabularies.
 const WORDS: [&str; 64] = [
