@@ -175,6 +175,107 @@ fn request(scenario: &Scenario, index: u32, at: Instant) -> Planned {
     Planned { manifest: Arc::new(manifest), gateway, at, leaves, answers }
 }
 
+/// One request of a written-out workload: whoever makes it knows what it is for, so nothing about it is left to chance.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wish {
+    /// Tenant and flow alike.
+    pub flow: u64,
+    /// How important.
+    pub class: ClassRank,
+    /// Share of its flow against others, 1,000,000 is one.
+    pub weight_ppm: u64,
+    /// When it arrives, at the first gateway.
+    pub at: Instant,
+    /// Prompt.
+    pub input_tokens: u32,
+    /// How many of its first tokens are those of a family: the same for all prompts of one family.
+    pub shared: Option<(u64, u32)>,
+    /// Output cap, for each answer.
+    pub max_output_tokens: u32,
+    /// Answers end here if that is before the cap.
+    pub stop_at: Option<u32>,
+    /// Answers.
+    pub sequences: u16,
+    /// First-token target.
+    pub slo_ttft: Duration,
+    /// What may be done with it.
+    pub traits: Traits,
+    /// How the client behaves.
+    pub leaves: Option<Leave>,
+}
+
+impl Wish {
+    /// One answer to a prompt that nobody shares, wanted to its end.
+    pub fn plain(flow: u64, at: Instant, input_tokens: u32, max_output_tokens: u32) -> Self {
+        Self {
+            flow,
+            class: ClassRank::default(),
+            weight_ppm: 1_000_000,
+            at,
+            input_tokens,
+            shared: None,
+            max_output_tokens,
+            stop_at: None,
+            sequences: 1,
+            slo_ttft: Duration::MAX,
+            traits: Traits::STREAMING,
+            leaves: None,
+        }
+    }
+
+    /// The request, as the `index`-th of its scenario.
+    fn planned(&self, scenario: &Scenario, index: u32) -> Planned {
+        let rng = &mut Rng::stream(mix(scenario.seed, 6), u64::from(index));
+        let own = rng.word() | 1 << 63;
+        let trust = TrustGroup(1);
+        let (family, shared) = self.shared.unwrap_or((own, 0));
+        let mut content = root(trust);
+        let step = |at: u32| {
+            content = content_after(content, mix(if at < shared { family } else { own }, u64::from(at)));
+            content
+        };
+        let prompt: Vec<u64> = (0..self.input_tokens).map(step).collect();
+        let answers = (0..self.sequences).map(|_| Answer {
+            stop_at: self.stop_at,
+            stop_string_at: None,
+            ..answer(rng, &prompt, self.max_output_tokens, false)
+        });
+        let answers = answers.collect();
+        let size = scenario.replica.block_size_tokens as usize;
+        let keys: Vec<BlockKey> = prompt.chunks_exact(size).map(|block| key_of(block[size - 1])).collect();
+        let prefix_key = keys.get(3).map_or(0, |key| key.short());
+        let manifest = Manifest {
+            request: id(GatewayEpoch(1), index),
+            tenant: TenantId(self.flow),
+            flow: FlowId(self.flow),
+            session: SessionId(0),
+            trust,
+            class: self.class,
+            priority: Priority(0),
+            sequences: self.sequences,
+            input_tokens: self.input_tokens,
+            max_output_tokens: self.max_output_tokens,
+            arrived: self.at,
+            deadline: Instant::NEVER,
+            slo_ttft: self.slo_ttft,
+            slo_tpot: Duration::MAX,
+            traits: self.traits,
+            keys: keys.into_boxed_slice(),
+            prefix_key,
+            retention: 50,
+            retry: false,
+            terms: TenantTerms { weight_ppm: self.weight_ppm, ..TenantTerms::default() },
+        };
+        Planned { manifest: Arc::new(manifest), gateway: 0, at: self.at, leaves: self.leaves, answers }
+    }
+}
+
+/// A written-out workload, in order of arrival.
+pub fn wished(scenario: &Scenario, mut wishes: Vec<Wish>) -> Vec<Planned> {
+    wishes.sort_by_key(|wish| wish.at);
+    wishes.iter().zip(0..).map(|(wish, index)| wish.planned(scenario, index)).collect()
+}
+
 /// The id of a request at an incarnation of its gateway. The counter says which request of the scenario it is.
 pub fn id(gateway: GatewayEpoch, index: u32) -> RequestId {
     RequestId((u64::from(gateway.0) << 48) | (u64::from(index) + 1))

@@ -4,20 +4,16 @@
 //! - `PENSTOCK_SIM_SEED=n`: this seed alone; with `PENSTOCK_SIM_DEPTH`, `PENSTOCK_SIM_REQUESTS` and `PENSTOCK_SIM_FAULTS` (a number, see
 //!   `Faults`) reduced as a failing run has told.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+mod support;
+
 use std::time::Instant;
 
 use penstock_base::Outcome;
 use penstock_sim::{Faults, Figures, Report, Scenario, Violation, run};
+use support::many::{THREADS, all, number, seeds as wanted};
 
 const SEEDS_DEFAULT: u64 = 60;
-const THREADS: usize = 2;
 const DEPTHS: [usize; 2] = [1, 2];
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, not a number")))
-}
 
 fn scenario(seed: u64, depth: usize) -> Scenario {
     let mut scenario = Scenario::from_seed(seed, depth);
@@ -97,7 +93,7 @@ fn tell(scenario: Scenario, violation: Violation) -> String {
         commit.map_or_else(|_| "unknown".to_owned(), |out| String::from_utf8_lossy(&out.stdout).trim().to_owned());
     format!(
         "{first}\n  reduced to {} requests and {:?}: {violation}\n  PENSTOCK_SIM_SEED={seed} PENSTOCK_SIM_DEPTH={depth} \
-         PENSTOCK_SIM_REQUESTS={} PENSTOCK_SIM_FAULTS={} cargo test -p penstock-sim --profile ci --test seeds   # at commit {commit}",
+         PENSTOCK_SIM_REQUESTS={} PENSTOCK_SIM_FAULTS={} cargo test --workspace --profile ci --test seeds   # at commit {commit}",
         reduced.requests, reduced.faults, reduced.requests, reduced.faults.0,
     )
 }
@@ -123,64 +119,24 @@ fn check(seed: u64, depths: &[usize]) -> Result<(Figures, u64, u64), String> {
     Ok((figures, steps, compared))
 }
 
-/// What all seeds came to.
-#[derive(Default)]
-struct Sum {
-    figures: Figures,
-    steps: u64,
-    compared: u64,
-    failures: Vec<String>,
-}
-
 #[test]
 fn seeds() {
-    let seeds = match number("PENSTOCK_SIM_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => {
-            let from = number("PENSTOCK_SIM_FROM").unwrap_or(0);
-            from..from + number("PENSTOCK_SIM_SEEDS").unwrap_or(SEEDS_DEFAULT)
-        }
-    };
+    let seeds = wanted(SEEDS_DEFAULT);
     let only = number("PENSTOCK_SIM_DEPTH");
     let depths: Vec<usize> = DEPTHS.into_iter().filter(|depth| only.is_none_or(|only| only == *depth as u64)).collect();
-    let next = AtomicU64::new(seeds.start);
-    let sum = Mutex::new(Sum::default());
     let begun = Instant::now();
-    // Panics of machines are findings, told with their seed; their own messages would only be noise while a seed is reduced.
-    let loud = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
-    let work = || {
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end || sum.lock().is_ok_and(|sum| sum.failures.len() >= 5) {
-                break;
-            }
-            let result = check(seed, &depths);
-            let mut sum = sum.lock().expect("checks do not panic while they hold it");
-            match result {
-                Ok((figures, steps, compared)) => {
-                    sum.figures.add(&figures);
-                    sum.steps += steps;
-                    sum.compared += compared;
-                }
-                Err(what) => sum.failures.push(what),
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(work);
-        }
-    });
-    std::panic::set_hook(loud);
-    let Sum { figures, steps, compared, failures } = sum.into_inner().expect("all threads have ended well");
+    let (mut figures, mut steps, mut compared) = (Figures::default(), 0, 0);
+    for (of_seed, steps_of_seed, compared_of_seed) in all(seeds.clone(), |seed| check(seed, &depths)) {
+        figures.add(&of_seed);
+        steps += steps_of_seed;
+        compared += compared_of_seed;
+    }
     let seconds = begun.elapsed().as_secs_f64();
     println!(
         "figure: simulator steps per second {:.0} ({steps} steps in {seconds:.1} s on {THREADS} threads)",
         steps as f64 / seconds
     );
     println!("{figures:?}, {compared} answers compared between depths");
-    assert!(failures.is_empty(), "{} seeds failed:\n{}", failures.len(), failures.join("\n"));
     if seeds.end - seeds.start >= SEEDS_DEFAULT {
         saw_everything(&figures, compared);
     }

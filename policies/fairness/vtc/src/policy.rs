@@ -119,7 +119,7 @@ impl Fairness for Vtc {
     type Running = Runs;
 
     fn order(&mut self, asked: &OrderAsked<'_, Self>, ranked: &mut Vec<u32>) -> Option<Ranking> {
-        self.turns.gather(&self.counters, asked);
+        self.turns.gather(&mut self.counters, asked);
         self.turns.give(&self.settings, asked, ranked);
         (!ranked.is_empty()).then_some(Ranking { rest: Rest::Append, tpot_target_us: NO_TARGET })
     }

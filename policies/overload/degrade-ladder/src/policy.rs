@@ -21,7 +21,7 @@ declare! {
         "finished-requests",
     ];
     /// What it reads of each class.
-    pub Classes: Class = ["oldest-wait-us", "slo-ttft-us", "queued-requests"];
+    pub Classes: Class = ["class-rank", "oldest-wait-us", "slo-ttft-us", "queued-requests"];
     /// What it reads of each replica.
     pub Sees: Replica = ["known-mask", "load-age-us", "total-blocks", "active-blocks", "unreported-blocks"];
 }
@@ -259,11 +259,13 @@ impl Pool {
     }
 }
 
-/// The worse of tokens against the queue's bound, and of the longest wait of a class that waits against its target.
+/// The worse of tokens against the queue's bound, and of the longest wait of a class that waits against its target. Background work waits
+/// because the first step pauses it: if its wait counted, the step would hold itself up.
 fn queue_ppm(asked: &Asked<'_, DegradeLadder>) -> u64 {
     let context = asked.context;
     let tokens = Sat(context.queued_tokens()).times_over(ONE_PPM, context.queue_limit_tokens()).unwrap_or(0);
-    let waiting = asked.classes.iter().filter(|class| class.queued_requests() > 0);
+    let is_held_up = |class: u64| class > u64::from(BACKGROUND);
+    let waiting = asked.classes.iter().filter(|row| row.queued_requests() > 0 && is_held_up(row.class_rank()));
     let wait = waiting.map(|class| Sat(class.oldest_wait_us()).times_over(ONE_PPM, class.slo_ttft_us()).unwrap_or(0));
     wait.fold(tokens, u64::max)
 }
@@ -283,6 +285,6 @@ mod tests {
     #[test]
     fn its_manifest_is_one_the_host_takes() {
         let declared = Seat::manifest().overload().unwrap();
-        assert_eq!((declared.context.len(), declared.rows.classes.len(), declared.rows.replicas.len()), (6, 3, 5));
+        assert_eq!((declared.context.len(), declared.rows.classes.len(), declared.rows.replicas.len()), (6, 4, 5));
     }
 }

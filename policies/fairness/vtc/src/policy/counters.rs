@@ -53,9 +53,19 @@ pub(super) fn cost(tokens: u64, weight_ppm: u64) -> u64 {
 }
 
 impl Counters {
-    /// The counter to order a flow by. One that was never announced starts level with the least served.
-    pub(super) fn of(&self, flow: u64) -> Option<u64> {
-        self.flows.get(&flow).map(|flow| flow.served)
+    /// The counter of a flow that is known to be active.
+    pub(super) fn of_active(&self, flow: u64) -> Option<u64> {
+        self.flows.get(&flow).filter(|flow| flow.is_active).map(|flow| flow.served)
+    }
+
+    /// The counter to order a flow by that has something waiting and was not announced: another policy was in the seat when it came, or the
+    /// fact was lost. It counts from now on like one that has just come back. Where nothing is kept of it, it stands level with the least
+    /// served at every call.
+    pub(super) fn meet(&mut self, flow: u64, class_rank: u64, weight_ppm: u64) -> Option<u64> {
+        if self.flows.len() < FLOWS_MAX || self.flows.contains_key(&flow) {
+            self.activate(flow, class_rank, weight_ppm);
+        }
+        self.of_active(flow)
     }
 
     /// The least counter of an active flow; that of the last flow to leave when there is none.
@@ -230,6 +240,12 @@ mod tests {
         counters
     }
 
+    impl Counters {
+        fn of(&self, flow: u64) -> Option<u64> {
+            self.flows.get(&flow).map(|flow| flow.served)
+        }
+    }
+
     fn active(flow_id: u64) -> Fact {
         FlowActive { flow_id, tenant_id: 1, class_rank: 3, weight_ppm: 1_000_000, idle_us: 0 }.at(0)
     }
@@ -276,6 +292,22 @@ mod tests {
         // A flow that has had more than the others keeps what it has had.
         facts.extend([FlowIdle { flow_id: 3, tenant_id: 1 }.at(0), served(1, 100, 0, 0), active(2), active(1)]);
         assert_eq!(told(&facts).of(1), Some(600_000));
+    }
+
+    #[test]
+    fn a_flow_that_was_not_announced_is_charged_from_its_first_row_on() {
+        let mut counters = told(&[active(1), served(1, 300, 0, 0)]);
+        assert_eq!(
+            (counters.of_active(2), counters.meet(2, 3, 2_000_000)),
+            (None, Some(300_000)),
+            "level with the others"
+        );
+        counters.hear(&SETTINGS, &taken(2, 100));
+        assert_eq!(counters.of_active(2), Some(350_000), "at its weight");
+        // It leaves, and the fact that it is back gets lost.
+        counters.hear(&SETTINGS, &FlowIdle { flow_id: 2, tenant_id: 1 }.at(0));
+        counters.hear(&SETTINGS, &served(1, 500, 0, 0));
+        assert_eq!((counters.of_active(2), counters.meet(2, 3, 2_000_000)), (None, Some(800_000)), "lifted");
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub(super) struct Turns {
 
 impl Turns {
     /// Sorts the window into flows and classes.
-    pub(super) fn gather(&mut self, counters: &Counters, asked: &OrderAsked<'_, Vtc>) {
+    pub(super) fn gather(&mut self, counters: &mut Counters, asked: &OrderAsked<'_, Vtc>) {
         self.heads.iter_mut().for_each(BinaryHeap::clear);
         self.waiters.clear();
         self.passed_us = [0; CLASSES];
@@ -61,9 +61,12 @@ impl Turns {
             if last.replace(waiter.flow) == Some(waiter.flow) {
                 continue;
             }
-            let served = counters.of(waiter.flow).unwrap_or_else(|| counters.least());
             let row = waiter.row();
-            let class = class_of(asked.waiting.row(row as usize).class_rank());
+            let placed = asked.waiting.row(row as usize);
+            let class = class_of(placed.class_rank());
+            let served = counters.of_active(waiter.flow);
+            let served = served.or_else(|| counters.meet(waiter.flow, class as u64, placed.flow_weight_ppm()));
+            let served = served.unwrap_or_else(|| counters.least_but(u64::MAX));
             self.heads[class].push(Reverse((served, row, at as u32)));
         }
     }
