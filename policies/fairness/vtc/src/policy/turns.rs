@@ -66,7 +66,7 @@ impl Turns {
             let class = class_of(placed.class_rank());
             let served = counters.of_active(waiter.flow);
             let served = served.or_else(|| counters.meet(waiter.flow, class as u64, placed.flow_weight_ppm()));
-            let served = served.unwrap_or_else(|| counters.least_but(u64::MAX));
+            let served = served.unwrap_or_else(|| counters.least());
             self.heads[class].push(Reverse((served, row, at as u32)));
         }
     }
