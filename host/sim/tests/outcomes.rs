@@ -139,7 +139,7 @@ fn served(report: &Report, planned: &[Planned]) -> (f64, f64, f64) {
 #[test]
 fn routing_under_skewed_prefixes() {
     let scenario = four(3);
-    for (load, gap_us) in [("half", 2_000), ("full", 1_000)] {
+    for (load, gap_us) in [("half of the capacity", 2_000), ("more than the capacity", 1_000)] {
         let rng = &mut Rng::stream(3, 52);
         let wishes = arrivals(rng, Duration::from_us(gap_us), Instant(8_000_000_000)).into_iter().map(|at| {
             // Half of the traffic belongs to two of ten families.
@@ -157,7 +157,7 @@ fn routing_under_skewed_prefixes() {
                 TARGET.0 / 1_000_000
             ));
         }
-        println!("figure: skewed prefixes at {load} load: {}", told.join("; "));
+        println!("figure: skewed prefixes, {load}: {}", told.join("; "));
     }
 }
 

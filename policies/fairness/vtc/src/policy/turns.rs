@@ -11,6 +11,9 @@ use super::{Settings, Vtc};
 
 /// Rows that are ranked beyond those that can be taken, for when some do not fit.
 const SPARE_ROWS: u64 = 16;
+/// Flows that a call gets to know, so that a window full of strangers stays within its fuel. The others are level with the least served until a
+/// later call.
+const MEETINGS_MAX: u32 = 64;
 
 /// A row, as its flow is served: by place in the flow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -56,7 +59,7 @@ impl Turns {
         for (class, passed) in self.passed_us.iter_mut().enumerate() {
             *passed = (Sat(asked.call.now_us) - counters.turn_us(class)).0.min(*passed);
         }
-        let mut last = None;
+        let (mut last, mut met) = (None, 0);
         for (at, waiter) in self.waiters.iter().enumerate() {
             if last.replace(waiter.flow) == Some(waiter.flow) {
                 continue;
@@ -64,8 +67,11 @@ impl Turns {
             let row = waiter.row();
             let placed = asked.waiting.row(row as usize);
             let class = class_of(placed.class_rank());
-            let served = counters.of_active(waiter.flow);
-            let served = served.or_else(|| counters.meet(waiter.flow, class as u64, placed.flow_weight_ppm()));
+            let mut served = counters.of_active(waiter.flow);
+            if served.is_none() && met < MEETINGS_MAX {
+                met += 1;
+                served = counters.meet(waiter.flow, class as u64, placed.flow_weight_ppm());
+            }
             let served = served.unwrap_or_else(|| counters.least());
             self.heads[class].push(Reverse((served, row, at as u32)));
         }
