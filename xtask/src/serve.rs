@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{demo_model, policies, root, target};
+use crate::{packaged_models, policies, root, target};
 
 /// The one profile for tests and for serving.
 pub const PROFILE: &str = "ci";
@@ -15,7 +15,7 @@ pub fn serve(args: &[String]) -> Result<()> {
     let asks_only = args.iter().any(|arg| arg == "--help" || arg == "-h");
     let names_model = args.iter().any(|arg| arg == "--model" || arg.starts_with("--model=") || arg == "--config");
     if !asks_only && !names_model {
-        demo_model::ensure()?;
+        packaged_models::demo()?;
     }
     build(&root)?;
     // The server finds the shipped set beside its binary. Whoever names another set needs no tool chain for this one.

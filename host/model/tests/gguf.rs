@@ -103,7 +103,9 @@ fn quantised_values_are_near_the_written_ones() {
         // Floats are off by their unit roundoff, integers by half a step; symmetric types cut the sign they do not cover by a whole one, and
         // the rounded factors of super-blocks do the same at both ends.
         let share = match dtype {
-            DType::Q8_0 | DType::Q4_1 | DType::Q5_1 => 0.52,
+            // 127 times a scale that is off by half a unit of a half: up to 0.062 of a step more.
+            DType::Q8_0 => 0.57,
+            DType::Q4_1 | DType::Q5_1 => 0.52,
             DType::Q4K | DType::Q5K | DType::Q6K => 1.25,
             _ => 1.01,
         };

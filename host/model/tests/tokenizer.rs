@@ -45,6 +45,32 @@ fn ids_equal_llama_cpp() {
     assert!(lines > 100, "the corpus is there");
 }
 
+/// Gemma's vocabulary is SentencePiece's: tokens and scores, no merges.
+#[test]
+fn ids_equal_sentencepiece() {
+    let (Some(path), Some(oracle)) = (support::gemma3(), support::oracle("gemma3_tokenizer.jsonl")) else { return };
+    let tokenizer = Tokenizer::from_gguf(&Gguf::open(&path).unwrap()).unwrap();
+    assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.add_bos()), (Some(2), Some(1), true));
+    assert_eq!(tokenizer.vocab_len(), 262_144);
+    assert!(tokenizer.ends().contains(&tokenizer.id_of("<end_of_turn>").unwrap()));
+    let mut wrong = Vec::new();
+    let mut lines = 0;
+    for line in oracle.lines().filter(|line| !line.trim().is_empty()) {
+        let line: Line = serde_json::from_str(line).unwrap();
+        let specials = if line.parse_special { Specials::Parsed } else { Specials::AsText };
+        let ids = tokenizer.encode(&line.text, specials).unwrap();
+        if ids != line.ids {
+            wrong.push(format!("{:?} ({specials:?})\n  ours {ids:?}\n  told {:?}", line.text, line.ids));
+        }
+        let bytes: Vec<u8> = line.ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
+        // The mark that stands for a space is one in a text, too.
+        assert_eq!(bytes, line.text.replace('\u{2581}', " ").into_bytes(), "the bytes of the ids are the text");
+        lines += 1;
+    }
+    assert!(wrong.is_empty(), "{} of {lines} texts differ:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(lines > 500, "the corpus is there");
+}
+
 #[test]
 fn the_demo_models_roles_are_found() {
     let Some(path) = support::demo_model() else { return };

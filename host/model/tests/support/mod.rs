@@ -18,6 +18,15 @@ pub fn demo_model() -> Option<PathBuf> {
     found
 }
 
+/// Gemma 3's file, where `cargo xtask model --which gemma3` puts it.
+pub fn gemma3() -> Option<PathBuf> {
+    let found = penstock_model::cache_dir::gemma3_path().filter(|path| path.is_file());
+    if found.is_none() {
+        println!("SKIPPED: Gemma 3 not found (run `cargo xtask model --which gemma3`)");
+    }
+    found
+}
+
 /// A file of `tests/oracle` at the repository's root.
 pub fn oracle(name: &str) -> Option<String> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/oracle").join(name);
