@@ -20,6 +20,7 @@ pub fn models_dir() -> Option<PathBuf> {
 }
 
 /// Where the demo model is, or would be.
+#[allow(dead_code, reason = "the build tasks have their own way to it")]
 pub fn demo_path() -> Option<PathBuf> {
     models_dir().map(|dir| dir.join(DEMO_FILE))
 }

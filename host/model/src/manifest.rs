@@ -60,6 +60,8 @@ pub enum HashPolicy {
 pub struct ModelManifest {
     /// The model's own name for itself, or the file's.
     pub name: String,
+    /// Where it was fetched from, pinned to a commit; `None` for files of this machine. Part of no hash: equal bytes are equal models.
+    pub origin: Option<String>,
     /// Architecture name.
     pub architecture: &'static str,
     /// Hash of the weights: of the file, or over the hashes of all shards in name order.

@@ -16,12 +16,14 @@ use crate::tokenizer::Tokenizer;
 use crate::weights::Weights;
 
 /// How to open a model.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// When the weights' hash may come from an earlier start.
     pub hash: HashPolicy,
     /// Refuse weights that have another hash than this.
     pub expect_weights: Option<Digest>,
+    /// Where the files were fetched from, for the manifest.
+    pub origin: Option<String>,
 }
 
 /// A model ready to be executed and spoken to. Immutable; parts are shared by `Arc` among replicas and threads.
@@ -73,6 +75,7 @@ impl Model {
         let dtypes: Vec<&str> = weights.dtypes().into_iter().map(crate::DType::name).collect();
         let manifest = ModelManifest {
             name,
+            origin: options.origin.clone(),
             architecture: config.architecture.name(),
             weights: digest,
             weights_bytes,

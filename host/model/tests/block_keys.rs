@@ -12,6 +12,7 @@ fn hex(bytes: &[u8]) -> String {
 fn manifest() -> ModelManifest {
     ModelManifest {
         name: "any".to_owned(),
+        origin: None,
         architecture: "llama",
         weights: Digest::of(b"w"),
         weights_bytes: 1,
@@ -34,6 +35,12 @@ fn check(keys: Vec<BlockKey>, expected: &[&str]) {
 #[test]
 fn namespaces_and_roots_match_the_vectors() {
     assert_eq!(hex(namespace().bytes()), "95cc393877bd28434e642b79e1ec876bda78c1f5d358f20800394198615c4545");
+    let elsewhere = ModelManifest { origin: Some("hf:a/b@0".to_owned()), ..manifest() };
+    assert_eq!(
+        elsewhere.namespace(None, "bf16", "x"),
+        manifest().namespace(None, "bf16", "x"),
+        "equal bytes share blocks"
+    );
     let other = ModelManifest { chat_template: None, ..manifest() };
     let other = other.namespace(Some(Digest::of(b"lora")), "f32", "paged-16");
     assert_eq!(hex(other.bytes()), "49b78e002311a2bf914b3249e965feda3d6280f7a8c8ed8a55e88098aca0c168");

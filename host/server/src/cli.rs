@@ -88,7 +88,7 @@ pub struct ServeArgs {
     /// Configuration file.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A GGUF file, a Hugging Face folder (config.json, tokenizer.json, *.safetensors), or `demo` [default: demo].
+    /// A GGUF file, a Hugging Face folder, `hf:OWNER/NAME[@REVISION][:FILE.gguf]` of the hub, or `demo` [default: demo].
     #[arg(long, value_name = "PATH")]
     pub model: Option<String>,
     /// Name of the model in the API [default: from the path].

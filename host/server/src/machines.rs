@@ -9,6 +9,7 @@ use penstock_base::{ClassRank, Duration, limits};
 use penstock_engine::{DecisionsConfig, EngineConfig, EngineLimits, JournalConfig, ServedModel, Vocabulary};
 use penstock_exec::Executor;
 use penstock_exec_cpu::{CpuExecutor, CpuModel, CpuOptions, MemoryBudget, Numerics, ThreadPool};
+use penstock_hub::{Said, Settings, Source};
 use penstock_model::{Model, OpenOptions, Tokenizer, cache_dir};
 use penstock_sched::gateway::GatewayConfig;
 use penstock_sched::replica::ReplicaConfig;
@@ -18,13 +19,24 @@ use crate::config::Config;
 /// Share of the machine's memory that weights and KV may take together, in percent; the rest is for prompts, buffers and others.
 const MEMORY_PERCENT: usize = 80;
 
-/// Where the model is.
+/// A model on this disk.
+pub struct Located {
+    /// A GGUF file or a folder.
+    pub path: PathBuf,
+    /// What it was fetched from, when it was, pinned to a commit.
+    origin: Option<Source>,
+}
+
+/// Finds the model, fetching it first when it is one of the hub's.
 ///
 /// # Errors
-/// `demo` that was not fetched.
-pub fn model_path(config: &Config) -> Result<PathBuf> {
+/// `demo` that was not fetched, and what the hub refuses.
+pub fn locate(config: &Config) -> Result<Located> {
+    if let Some(source) = Source::parse(&config.model.path) {
+        return fetch(&source?);
+    }
     if config.model.path != "demo" {
-        return Ok(PathBuf::from(&config.model.path));
+        return Ok(Located { path: PathBuf::from(&config.model.path), origin: None });
     }
     let path = cache_dir::demo_path().context("no home directory: set PENSTOCK_CACHE, or name a model with --model")?;
     ensure!(
@@ -32,35 +44,61 @@ pub fn model_path(config: &Config) -> Result<PathBuf> {
         "the demo model is not at {}: fetch it with `cargo xtask model`, or name another one with --model",
         path.display()
     );
-    Ok(path)
+    Ok(Located { path, origin: None })
+}
+
+/// Time between two lines about one file's way here.
+const PROGRESS_EVERY: std::time::Duration = std::time::Duration::from_secs(5);
+
+fn fetch(source: &Source) -> Result<Located> {
+    let settings = Settings::from_variables(|name| std::env::var_os(name))?;
+    tracing::info!(%source, cache = %settings.cache.display(), offline = settings.is_offline, "looking for the model");
+    let mut said = std::time::Instant::now();
+    let fetched = penstock_hub::fetch(source, &settings, &mut |say| match say {
+        Said::Resolved { revision, commit } => {
+            tracing::info!(revision, commit, pinned = %source.at(commit), "a branch or tag moves: name the commit to serve the same model again");
+        }
+        Said::Progress { file, done, all } => {
+            if done == all || said.elapsed() >= PROGRESS_EVERY {
+                said = std::time::Instant::now();
+                tracing::info!(file, mib = done >> 20, of_mib = all >> 20, percent = done * 100 / all.max(1), "fetching");
+            }
+        }
+    })
+    .with_context(|| format!("the model {source} cannot be fetched"))?;
+    Ok(Located { path: fetched.path, origin: Some(source.at(&fetched.commit)) })
 }
 
 /// Opens the model, saying how far the hash is.
 ///
 /// # Errors
 /// What the model crate refuses, by name.
-pub fn open(path: &std::path::Path) -> Result<Model> {
+pub fn open(located: &Located) -> Result<Model> {
     let mut said = 0;
-    let model = Model::open(path, &OpenOptions::default(), &mut |done, all| {
+    let options = OpenOptions { origin: located.origin.as_ref().map(ToString::to_string), ..OpenOptions::default() };
+    let model = Model::open(&located.path, &options, &mut |done, all| {
         let percent = done * 100 / all.max(1);
         if percent >= said + 10 {
             said = percent;
             tracing::info!(percent, "hashing the weights (once for each file)");
         }
     });
-    model.with_context(|| format!("the model {} cannot be served", path.display()))
+    model.with_context(|| format!("the model {} cannot be served", located.path.display()))
 }
 
-/// Name in the API: configured, else from the path.
-pub fn model_name(config: &Config, path: &std::path::Path) -> String {
+/// Name in the API: configured, else from the repository or the path.
+pub fn model_name(config: &Config, located: &Located) -> String {
+    let path = &located.path;
     let from_path = || {
         let stem = if path.is_dir() { path.file_name() } else { path.file_stem() };
         stem.map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned())
     };
-    match &config.model.name {
-        Some(name) => name.clone(),
-        None if config.model.path == "demo" => "smollm2-135m-instruct".to_owned(),
-        None => from_path(),
+    match (&config.model.name, &located.origin) {
+        (Some(name), _) => name.clone(),
+        // A folder of the hub is named by its commit; clients know the repository.
+        (None, Some(source)) if source.file.is_none() => source.repository.clone(),
+        (None, _) if config.model.path == "demo" => "smollm2-135m-instruct".to_owned(),
+        (None, _) => from_path(),
     }
 }
 

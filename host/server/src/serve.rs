@@ -41,9 +41,9 @@ pub fn run(config: Config) -> Result<()> {
         let _inside = runtime.enter();
         Listeners::bind(&config)?
     };
-    let path = machines::model_path(&config)?;
-    let model = Arc::new(machines::open(&path)?);
-    let name = machines::model_name(&config, &path);
+    let located = machines::locate(&config)?;
+    let model = Arc::new(machines::open(&located)?);
+    let name = machines::model_name(&config, &located);
     let executors = machines::executors(&config, &model)?;
     let served = machines::served_model(name.clone(), &model);
     let (reports, inbox) = Keeper::inbox();
@@ -164,6 +164,7 @@ fn announce(app: &App, listeners: &Listeners, start: Instant) {
         admin = admin.as_deref().unwrap_or("none"),
         model = app.model_name,
         fingerprint = app.model.manifest().fingerprint(),
+        origin = app.model.manifest().origin.as_deref().unwrap_or("this machine"),
         replicas = app.config.replicas.count,
         kv_blocks = app.config.replicas.kv_blocks,
         context_tokens = app.context_tokens_max,

@@ -22,6 +22,7 @@ const ROOMS: &[Room] = &[
     Room { name: "bench", uses: &[], pure_with: None },
     Room { name: "journal", uses: LAYERS_0_TO_2, pure_with: None },
     Room { name: "model", uses: LAYERS_0_TO_2, pure_with: None },
+    Room { name: "hub", uses: &[], pure_with: None },
     Room { name: "exec", uses: LAYERS_0_TO_2, pure_with: None },
     Room { name: "policy-wasm", uses: &["base", "policy-api"], pure_with: None },
     // The guests' side of the wall, judged from the host's.
@@ -52,6 +53,7 @@ const ROOMS: &[Room] = &[
             "engine",
             "policy-wasm",
             "bench",
+            "hub",
         ],
         pure_with: None,
     },
@@ -80,6 +82,9 @@ const GUEST_SIDE: &[GuestSide] = &[
 
 /// Third-party crates that only the server may use: HTTP, command line, configuration files.
 const EDGE_ONLY: &[&str] = &["axum", "clap", "toml", "tower-http", "ureq"];
+
+/// The client of the model hub speaks HTTP as well, and nothing else of the edge's.
+const ALSO_ASKS: (&str, &str) = ("hub", "ureq");
 
 pub fn check(metadata: &Metadata) -> Vec<String> {
     let root = &metadata.workspace_root;
@@ -125,7 +130,7 @@ fn check_package(package: &Package) -> Vec<String> {
             Some(own) => room.uses.contains(&own),
             None => {
                 room.pure_with.is_none_or(|extra| extra.contains(&name))
-                    && (short == "server" || !EDGE_ONLY.contains(&name))
+                    && (short == "server" || !EDGE_ONLY.contains(&name) || (short, name) == ALSO_ASKS)
             }
         };
         if !is_allowed {

@@ -169,7 +169,7 @@ pub struct HttpConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// A GGUF file, a Hugging Face folder, or `demo`.
+    /// A GGUF file, a Hugging Face folder, `hf:OWNER/NAME[@REVISION][:FILE.gguf]` of the hub, or `demo`.
     pub path: String,
     /// Name in the API; derived from the path when absent.
     pub name: Option<String>,
