@@ -218,3 +218,93 @@ fn segments(dir: &Path) -> Vec<(PathBuf, u64)> {
     found.sort();
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_base::codec::Writer;
+    use penstock_base::{Generation, Instant};
+    use penstock_journal::wire::Encode as _;
+    use penstock_journal::{Ending, Machine as _, examine};
+    use penstock_policy_api::native::NativePolicies;
+    use penstock_sched::gateway::{Gateway, GatewayConfig, GatewayInput};
+
+    fn disk(name: &str) -> (Disk, Queue, PathBuf) {
+        let dir = std::env::temp_dir().join(format!("penstock-disk-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        let config = JournalConfig {
+            dir: dir.clone(),
+            segment_bytes: 1 << 20,
+            total_bytes: 1 << 30,
+            queue_bytes: 1 << 20,
+            build: String::new(),
+        };
+        (Disk::new(&config, 1, Arc::new(Metrics::new("demo"))), Queue::new(1 << 20, 1), dir)
+    }
+
+    fn opening() -> What {
+        let config = GatewayConfig::default();
+        let machine = Gateway::new(config.clone(), Instant::ZERO);
+        let mut policies = NativePolicies::new(Generation(0), 1_024);
+        let mut header = SegmentHeader::of(&machine, &config, &mut policies, (0, Instant::ZERO));
+        header.has_answers = true;
+        What::Open(Box::new(header))
+    }
+
+    /// One input, as a tap hands it over.
+    fn input() -> What {
+        let mut payload = Writer::new();
+        Instant(1).put(&mut payload);
+        GatewayInput::Tick.put(&mut payload);
+        let mut raw = vec![frame::KIND_INPUT];
+        raw.extend_from_slice(&(payload.bytes().len() as u32).to_le_bytes());
+        raw.extend_from_slice(payload.bytes());
+        What::Records(raw)
+    }
+
+    fn full(_: &Path) -> io::Result<File> {
+        OpenOptions::new().write(true).open("/dev/full")
+    }
+
+    #[test]
+    fn a_full_disk_ends_the_segment_and_the_next_one_is_tried() {
+        let (mut disk, queue, dir) = disk("full");
+        let order = |what| Order { log: 0, what };
+        // Full from the beginning: nothing is left behind.
+        disk.create = full;
+        disk.carry_out(order(opening()), &queue);
+        assert!(queue.has_failed(0) && disk.logs[0].is_none());
+        disk.carry_out(order(input()), &queue);
+        assert!(!queue.has_failed(0), "what follows is passed over");
+        // Full in the middle: what was whole stays whole.
+        disk.create = create_owned;
+        disk.carry_out(order(opening()), &queue);
+        disk.carry_out(order(input()), &queue);
+        let path = disk.logs[0].as_ref().map(|segment| segment.path.clone()).expect("an open segment");
+        disk.logs[0].as_mut().expect("as above").file = full(&path).expect("the device");
+        disk.carry_out(order(input()), &queue);
+        assert!(queue.has_failed(0) && disk.logs[0].is_none());
+        let bytes = std::fs::read(&path).expect("the segment");
+        let found = examine(&bytes[..], None).expect("its opening is whole");
+        assert!(found.fault.is_none() && found.verified.unfinished, "{:?}", found.fault);
+        assert_eq!((found.verified.records, found.verified.ending), (1, Ending::CutOff));
+        assert_eq!(found.verified.machine, Gateway::id(&GatewayConfig::default()));
+        std::fs::remove_dir_all(dir).expect("the test's own folder");
+    }
+
+    #[test]
+    fn a_segment_that_is_broken_off_says_behind_which_record() {
+        let (mut disk, queue, dir) = disk("broken");
+        let order = |what| Order { log: 0, what };
+        for what in [opening(), input(), What::Broken(BreakCause::Overload)] {
+            disk.carry_out(order(what), &queue);
+        }
+        let (path, size) = disk.closed.back().cloned().expect("it is closed");
+        let bytes = std::fs::read(path).expect("the segment");
+        assert_eq!(bytes.len() as u64, size);
+        let found = examine(&bytes[..], None).expect("a segment");
+        assert_eq!(found.verified.ending, Ending::Broken(BreakCause::Overload));
+        assert_eq!(found.verified.records, 2, "the input, and the mark behind it");
+        std::fs::remove_dir_all(dir).expect("the test's own folder");
+    }
+}

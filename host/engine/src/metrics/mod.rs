@@ -521,6 +521,7 @@ mod tests {
         metrics.policy_calls(Decision::Routing, "best");
         metrics.policy_rolled_back(true);
         metrics.policy_struck("routing", "trap");
+        metrics.journal_segment("complete");
         metrics.policy_quarantined("routing");
         metrics.policy_swapped(Machine::Gateway, Duration(1));
         let page = metrics.render(&quiet());
