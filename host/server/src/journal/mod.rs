@@ -15,6 +15,8 @@ use clap::Args;
 use penstock_journal::{Ending, Examined, JournalError, MachineId, MachineKind, VerifyError, examine};
 use remake::Remaker;
 
+use crate::policies::shipped_beside_the_binary;
+
 /// How far components are looked for: folders below a named one, and files in all.
 const COMPONENT_FOLDERS_MAX: usize = 256;
 
@@ -29,7 +31,7 @@ pub struct VerifyArgs {
     /// A journal's folder, or one segment's file.
     pub journal: PathBuf,
     /// Folder with policy components (*.wasm), by any name: those whose digests the journal names are asked again. May be repeated. The
-    /// program's own folder is always looked into.
+    /// program's own folder and that of the shipped policies are always looked into.
     #[arg(long, value_name = "DIR")]
     pub components: Vec<PathBuf>,
     /// Say something about good segments, too.
@@ -76,7 +78,8 @@ fn segments(path: &Path) -> Result<Vec<PathBuf>> {
 /// Files that may be components.
 fn components(named: &[PathBuf]) -> Vec<PathBuf> {
     let own = std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
-    let mut folders: Vec<_> = named.iter().cloned().chain(own).map(|folder| (folder, 2)).collect();
+    let shipped = shipped_beside_the_binary().and_then(|set| set.parent().map(Path::to_owned));
+    let mut folders: Vec<_> = named.iter().cloned().chain(own).chain(shipped).map(|folder| (folder, 2)).collect();
     let mut found = Vec::new();
     let mut seen = 0;
     while let Some((folder, deeper)) = folders.pop() {

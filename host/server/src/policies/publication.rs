@@ -19,7 +19,7 @@ use super::report::{Report, Said};
 use super::state_folder::StateFolder;
 use super::{Fault, MakerSettings};
 use crate::edge::unix_s;
-pub use first::{Wanted, foreseen};
+pub use first::{Wanted, foreseen, shipped_beside_the_binary};
 
 /// Sets that are known at once; the one known longest that is neither in force nor good makes room.
 const SETS_MAX: usize = 64;

@@ -82,7 +82,7 @@ impl Wanted {
 const NOT_BUILT: &str = "none lies beside the binary; `cargo xtask policies` builds it";
 
 /// `policies/policies.toml` beside the binary, beside the binary's folder (where cargo builds), or in `../share/penstock`.
-fn shipped_beside_the_binary() -> Option<PathBuf> {
+pub fn shipped_beside_the_binary() -> Option<PathBuf> {
     let binary = std::env::current_exe().ok()?;
     let folder = binary.parent()?;
     let folders = [folder.to_owned(), folder.join(".."), folder.join("../share/penstock")];
