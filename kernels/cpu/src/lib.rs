@@ -13,11 +13,13 @@
 //! - [`memory`]: huge-page buffers under a budget. [`pool`]: the thread pool.
 //! - [`weights`]: packing. [`activation`]: integer activations, alone or fused with norm and gated activation. [`gemm`]: the product of both.
 //! - [`norm`], [`rope`], [`pointwise`]: what stands between products. [`kv`] and [`attention`]: the paged cache. [`logits`]: vocabulary scans.
-//! - [`ceiling`]: what the machine can do at most, for figures. [`tier`]: which instruction set; `lanes` (private): the vocabulary the kernels are written in.
+//! - [`ceiling`]: what the machine can do at most, for figures. [`tier`]: which instruction set; `amx`: tile registers; `lanes` (private): the vocabulary the kernels are written in.
 
 #![allow(clippy::needless_range_loop, reason = "lanes of several register arrays are indexed together")]
 
 pub mod activation;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub mod amx;
 pub mod attention;
 pub mod ceiling;
 pub mod gemm;
