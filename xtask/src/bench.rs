@@ -1,5 +1,7 @@
 //! `cargo xtask bench NAME`: figures for people. Nothing here passes or fails; the checks are in `cargo xtask test`.
 
+mod peers;
+
 use std::path::Path;
 use std::process::Command;
 
@@ -13,6 +15,8 @@ use crate::{policies, serve, target};
 pub enum Bench {
     /// One call of each seat, and all calls of a step, behind the wall and natively: docs/performance-policies.md.
     PolicyCost,
+    /// This server beside llama.cpp's and vLLM's, taking turns on the same loads: docs/performance.md.
+    Peers,
 }
 
 /// Measures, in the profile that serves unless told otherwise. `args` go to the benchmark.
@@ -20,6 +24,7 @@ pub fn run(root: &Path, bench: Bench, profile: Option<&str>, args: &[String]) ->
     let profile = profile.unwrap_or(serve::PROFILE);
     match bench {
         Bench::PolicyCost => policy_cost(root, profile, args),
+        Bench::Peers => peers::run(root, profile, args),
     }
 }
 
