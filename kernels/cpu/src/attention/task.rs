@@ -10,7 +10,7 @@ use crate::lanes::{LANES, Lanes, kernel};
 const SPAN_GROUPS: usize = SPAN_TOKENS / GROUP_TOKENS;
 
 /// Most queries that go over a span together, on any tier.
-const QUERIES_MAX: usize = 6;
+const QUERIES_MAX: usize = 12;
 
 /// One query head of one row.
 #[derive(Clone, Copy)]
@@ -55,20 +55,19 @@ unsafe fn attend_task_body<L: Lanes>(task: &HeadTask<'_>) {
     unsafe {
         let whole_spans = |token: usize| token / SPAN_TOKENS * SPAN_TOKENS;
         let begin = task.queries.iter().map(|query| query.begin).min().unwrap_or(0);
-        for start in (whole_spans(begin)..task.shared).step_by(SPAN_TOKENS) {
-            // Span by span, so that its keys and values are fetched once for all queries.
-            queries_over_span::<L>(task, &mut running, 0..task.queries.len(), start);
-        }
-        let mut first = 0;
-        while first < task.queries.len() {
-            let Query { table, begin, .. } = task.queries[first];
-            let same = task.queries[first..].iter().take_while(|query| std::ptr::eq(query.table, table)).count();
-            // Ascending lengths: the last query of the sequence sees most.
-            let end = task.queries[first + same - 1].len;
-            for start in (whole_spans(begin).max(task.shared)..end).step_by(SPAN_TOKENS) {
-                queries_over_span::<L>(task, &mut running, first..first + same, start);
+        // First the spans in common, for all queries: their keys and values are fetched once. Then those of one sequence after the other.
+        let (mut range, mut spans) = (0..task.queries.len(), whole_spans(begin)..task.shared);
+        let mut next = 0;
+        loop {
+            for start in spans.step_by(SPAN_TOKENS) {
+                queries_over_span::<L>(task, &mut running, range.clone(), start);
             }
-            first += same;
+            let Some(Query { table, begin, .. }) = task.queries.get(next) else { break };
+            let same = task.queries[next..].iter().take_while(|query| std::ptr::eq(query.table, *table)).count();
+            range = next..next + same;
+            next += same;
+            // Ascending lengths: the last query of the sequence sees most.
+            spans = whole_spans(*begin).max(task.shared)..task.queries[next - 1].len;
         }
         for (i, query) in task.queries.iter().enumerate() {
             let mut d = 0;
@@ -127,6 +126,7 @@ unsafe fn queries_over_span<L: Lanes>(task: &HeadTask<'_>, running: &mut Running
         // SAFETY: the contract is passed on; each call takes queries below the end.
         unsafe {
             from += match range.end - from {
+                12.. if L::QUERY_ROWS >= 12 => some_over_span::<L, 12>(task, running, from, &span),
                 6.. if L::QUERY_ROWS >= 6 => some_over_span::<L, 6>(task, running, from, &span),
                 4.. if L::QUERY_ROWS >= 4 => some_over_span::<L, 4>(task, running, from, &span),
                 3.. => some_over_span::<L, 3>(task, running, from, &span),
@@ -166,8 +166,19 @@ unsafe fn some_over_span<L: Lanes, const R: usize>(
     let shared_end = seen.iter().fold(SPAN_TOKENS, |a, &b| a.min(b)).max(shared_begin);
     // SAFETY: the plan checked that tables name blocks of the pool for all tokens seen; arrays are as long as the loops need.
     unsafe {
-        for i in first / GROUP_TOKENS..last.div_ceil(GROUP_TOKENS) {
-            scores::<L, R>(task, &queries, span.at[i], i * GROUP_TOKENS, &mut weights);
+        let (mut group, end) = (first / GROUP_TOKENS, last.div_ceil(GROUP_TOKENS));
+        // As many groups at once as fill the registers with independent sums.
+        while L::QUERY_ROWS >= QUERIES_MAX && R <= 3 && group + 4 <= end {
+            scores::<L, R, 4>(task, &queries, span, group, &mut weights);
+            group += 4;
+        }
+        while L::QUERY_ROWS >= QUERIES_MAX && group + 2 <= end {
+            scores::<L, R, 2>(task, &queries, span, group, &mut weights);
+            group += 2;
+        }
+        while group < end {
+            scores::<L, R, 1>(task, &queries, span, group, &mut weights);
+            group += 1;
         }
         let mut maxima = [0f32; R];
         let mut totals = [0f32; R];
@@ -211,32 +222,41 @@ unsafe fn some_over_span<L: Lanes, const R: usize>(
     R
 }
 
-/// Scores of sixteen tokens for `R` queries, to `to[r][token..]`.
+/// Scores of the tokens of `G` groups from `group` on for `R` queries, to their places in `to[r]`.
 #[inline(always)]
-unsafe fn scores<L: Lanes, const R: usize>(
+unsafe fn scores<L: Lanes, const R: usize, const G: usize>(
     task: &HeadTask<'_>,
     queries: &[*const f32; R],
-    keys: *const u16,
-    token: usize,
+    span: &Span,
+    group: usize,
     to: &mut [[f32; SPAN_TOKENS]; R],
 ) {
-    // SAFETY: the caller vouches for the group and the queries; `token` is a multiple of 16 below the span's length.
+    // SAFETY: the caller vouches for the groups and the queries; the groups lie inside the span.
     unsafe {
-        let mut acc = [L::splat(0.0); R];
+        let mut acc = [[L::splat(0.0); G]; R];
         let mut i = 0;
         while i < task.head_dim {
             // Two dimensions of sixteen tokens are one cache line.
             let line = i * GROUP_TOKENS;
-            let (even, odd) = L::load_bf16_pairs(keys.wrapping_add(line));
+            let mut pairs = [(L::splat(0.0), L::splat(0.0)); G];
+            for g in 0..G {
+                pairs[g] = L::load_bf16_pairs(span.at[group + g].wrapping_add(line));
+            }
             for r in 0..R {
                 let query = queries[r].wrapping_add(i);
-                acc[r] = L::fma(even, L::splat(query.read()), acc[r]);
-                acc[r] = L::fma(odd, L::splat(query.wrapping_add(1).read()), acc[r]);
+                let (even, odd) = (L::splat(query.read()), L::splat(query.wrapping_add(1).read()));
+                for g in 0..G {
+                    acc[r][g] = L::fma(pairs[g].0, even, acc[r][g]);
+                    acc[r][g] = L::fma(pairs[g].1, odd, acc[r][g]);
+                }
             }
             i += 2;
         }
         for r in 0..R {
-            L::store(to[r].as_mut_ptr().wrapping_add(token), L::mul(acc[r], L::splat(task.scale)));
+            for g in 0..G {
+                let scores = to[r].as_mut_ptr().wrapping_add((group + g) * GROUP_TOKENS);
+                L::store(scores, L::mul(acc[r][g], L::splat(task.scale)));
+            }
         }
     }
 }
@@ -251,21 +271,32 @@ unsafe fn softmax<L: Lanes>(scores: &mut [f32; SPAN_TOKENS], hidden: usize, seen
     unsafe {
         let start = scores.as_mut_ptr();
         let (lowest, zero) = (L::splat(f32::NEG_INFINITY), L::splat(0.0));
+        // Past the last whole group: the rest is masked.
+        let (whole, rest) = (seen / LANES * LANES, seen % LANES);
         let mut max = lowest;
         let mut i = first;
-        while i < seen {
-            max = L::max(L::first((seen - i).min(LANES), L::load(start.wrapping_add(i)), lowest), max);
+        while i < whole {
+            max = L::max(L::load(start.wrapping_add(i)), max);
             i += LANES;
         }
+        if rest > 0 {
+            max = L::max(L::first(rest, L::load(start.wrapping_add(whole)), lowest), max);
+        }
         let max = L::reduce_max(max);
+        let lanes = L::splat(max);
         let mut sum = zero;
         let mut i = first;
-        while i < seen {
-            let e = L::exp(L::sub(L::load(start.wrapping_add(i)), L::splat(max)));
-            let e = L::first((seen - i).min(LANES), e, zero);
+        while i < whole {
+            let e = L::exp(L::sub(L::load(start.wrapping_add(i)), lanes));
             L::store(start.wrapping_add(i), e);
             sum = L::add(sum, e);
             i += LANES;
+        }
+        if rest > 0 {
+            let e = L::exp(L::sub(L::load(start.wrapping_add(whole)), lanes));
+            let e = L::first(rest, e, zero);
+            L::store(start.wrapping_add(whole), e);
+            sum = L::add(sum, e);
         }
         (max, L::reduce_sum(sum))
     }
@@ -352,13 +383,16 @@ unsafe fn value_columns<L: Lanes, const R: usize, const C: usize>(
             let mut pair = pair_at(token);
             let group_end = (end & !1).min((token / GROUP_TOKENS + 1) * GROUP_TOKENS);
             while token < group_end {
+                let mut pairs = [(L::splat(0.0), L::splat(0.0)); C];
                 for c in 0..C {
-                    let line = pair.wrapping_add(c * 2 * LANES);
-                    let (even, odd) = L::load_bf16_pairs(line);
-                    for r in 0..R {
-                        let weight = weights[r].as_ptr().wrapping_add(token);
-                        acc[r][c] = L::fma(even, L::splat(weight.read()), acc[r][c]);
-                        acc[r][c] = L::fma(odd, L::splat(weight.wrapping_add(1).read()), acc[r][c]);
+                    pairs[c] = L::load_bf16_pairs(pair.wrapping_add(c * 2 * LANES));
+                }
+                for r in 0..R {
+                    let weight = weights[r].as_ptr().wrapping_add(token);
+                    let (even, odd) = (L::splat(weight.read()), L::splat(weight.wrapping_add(1).read()));
+                    for c in 0..C {
+                        acc[r][c] = L::fma(pairs[c].0, even, acc[r][c]);
+                        acc[r][c] = L::fma(pairs[c].1, odd, acc[r][c]);
                     }
                 }
                 pair = pair.wrapping_add(2 * head_dim);

@@ -14,7 +14,7 @@ impl Lanes for Avx512 {
     type N = __m512i;
 
     const GEMM_ROWS: usize = 8;
-    const QUERY_ROWS: usize = 6;
+    const QUERY_ROWS: usize = 12;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
