@@ -110,7 +110,13 @@ impl Caller {
     }
 
     async fn answer(&self, request: Request<Full<Bytes>>, watch: &mut Watch) -> End {
+        let again = request.clone();
         let answer = match self.connections.request(request).await {
+            // Some servers end a kept connection after a number of requests without a word, in the moment it is used again.
+            Err(fault) if !fault.is_connect() => self.connections.request(again).await,
+            first => first,
+        };
+        let answer = match answer {
             Ok(answer) => answer,
             Err(fault) if fault.is_connect() => return End::new(Outcome::Unconnected, reason(&fault)),
             Err(fault) => return End::new(Outcome::Closed, reason(&fault)),

@@ -119,6 +119,23 @@ async fn each_way_to_fail_has_its_name() {
 }
 
 #[tokio::test]
+async fn a_connection_that_ends_before_an_answer_is_tried_once_more() {
+    let server = Server::start(|index| match index {
+        1 | 3 | 4 => Answer::silent(),
+        _ => Answer::tokens(&["a", "b"], 2),
+    })
+    .await;
+    let mut plan = plan(&server);
+    plan.load = Load::Closed { streams: count(1) };
+    plan.requests = 4;
+    let (_, records) = finish(&plan).await;
+    let seen: Vec<_> = records.iter().map(|record| record.outcome).collect();
+    assert_eq!(seen, [Outcome::Completed, Outcome::Completed, Outcome::Closed, Outcome::Completed]);
+    let ids: Vec<_> = server.seen().iter().map(|seen| seen.header("x-request-id").map(str::to_owned)).collect();
+    assert_eq!((ids.len(), &ids[1], &ids[3]), (6, &ids[2], &ids[4]), "one request sent twice each");
+}
+
+#[tokio::test]
 async fn an_objective_that_none_meets_is_met_by_none() {
     let server = Server::start(|_| Answer::tokens(&["a", "b"], 2)).await;
     let mut plan = plan(&server);

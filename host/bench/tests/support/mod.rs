@@ -1,7 +1,6 @@
 //! A server of the test's own: says what it is told to say, and remembers what it was asked.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -37,6 +36,7 @@ pub struct Answer {
     status: u16,
     pieces: Vec<String>,
     is_cut: bool,
+    is_silent: bool,
     after: Duration,
 }
 
@@ -68,7 +68,7 @@ impl Answer {
     }
 
     pub fn status(status: u16, body: &str) -> Self {
-        Self { status, pieces: vec![body.to_owned()], is_cut: false, after: Duration::ZERO }
+        Self { status, pieces: vec![body.to_owned()], is_cut: false, is_silent: false, after: Duration::ZERO }
     }
 
     /// Without its end.
@@ -76,6 +76,11 @@ impl Answer {
         self.pieces.pop();
         self.is_cut = true;
         self
+    }
+
+    /// The connection ends without a byte of an answer.
+    pub fn silent() -> Self {
+        Self { is_silent: true, ..Self::status(200, "") }
     }
 
     /// Waits first.
@@ -87,7 +92,7 @@ impl Answer {
     fn stream(events: impl Iterator<Item = Value>) -> Self {
         let mut pieces: Vec<_> = events.map(|event| format!("data: {event}\n\n")).collect();
         pieces.push("data: [DONE]\n\n".into());
-        Self { status: 200, pieces, is_cut: false, after: Duration::ZERO }
+        Self { status: 200, pieces, is_cut: false, is_silent: false, after: Duration::ZERO }
     }
 
     fn into_response(self) -> Response<Body> {
@@ -175,7 +180,7 @@ async fn reply(
     book: Arc<Mutex<Book>>,
     tell: Arc<watch::Sender<usize>>,
     answer: fn(usize) -> Answer,
-) -> Result<Response<Body>, Infallible> {
+) -> Result<Response<Body>, &'static str> {
     if request.uri().path() == "/v1/models" {
         let models = json!({ "data": [{ "id": "first-model" }, { "id": "second" }] }).to_string();
         return Ok(Response::new(Full::from(models).map_err(|never| match never {}).boxed_unsync()));
@@ -195,5 +200,5 @@ async fn reply(
     let answer = answer(index);
     tokio::time::sleep(answer.after).await;
     book.lock().expect("whole").at_once -= 1;
-    Ok(answer.into_response())
+    if answer.is_silent { Err("hangs up") } else { Ok(answer.into_response()) }
 }
