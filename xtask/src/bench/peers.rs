@@ -14,8 +14,14 @@ use clap::Parser;
 
 use crate::{packaged_models, policies, serve, target};
 
+/// Name of this server, and beginning of its variants' names.
+const OURS: &str = "penstock";
+
 /// Longest that a server may take to answer its first request.
 const READY_WITHIN: Duration = Duration::from_secs(300);
+
+/// Most that is read of a page.
+const PAGE_BYTES_MAX: u64 = 4 << 20;
 
 #[derive(Parser, Debug)]
 #[command(name = "cargo xtask bench peers", after_help = HELP)]
@@ -50,6 +56,9 @@ struct PeersArgs {
     /// More arguments for `penstock serve`, e.g. --penstock=--overlap=1
     #[arg(long = "penstock", value_name = "ARGUMENT", allow_hyphen_values = true)]
     penstock_args: Vec<String>,
+    /// One more of this server with other arguments, words of `penstock serve`, e.g. --variant "--overlap 1"; may be repeated
+    #[arg(long, value_name = "ARGUMENTS", allow_hyphen_values = true)]
+    variant: Vec<String>,
 }
 
 const HELP: &str = "Example, with everything on this machine:
@@ -92,7 +101,7 @@ const LOADS: [Load; 3] = [
 
 /// A server that this run started; it ends with it.
 struct Server {
-    name: &'static str,
+    name: String,
     port: u16,
     child: Child,
 }
@@ -138,10 +147,14 @@ pub fn run(root: &Path, profile: &str, args: &[String]) -> Result<()> {
                     "{}: {} round {round}: {:.1} tok/s, TTFT {:.0} ms, TPOT {:.1} ms",
                     load.name, server.name, one.tokens_per_second, one.ttft_ms, one.tpot_ms
                 );
-                figures.entry(server.name).or_default().push(one);
+                figures.entry(&server.name).or_default().push(one);
             }
         }
         print_load(load, &servers, &figures);
+    }
+    for server in servers.iter().filter(|server| server.name.starts_with(OURS)) {
+        let share = metric(server.port, "penstock_step_outside_ratio")?;
+        println!("{}: {:.2} % of busy step time outside the executor", server.name, share * 100.0);
     }
     Ok(())
 }
@@ -149,10 +162,26 @@ pub fn run(root: &Path, profile: &str, args: &[String]) -> Result<()> {
 fn start(args: &PeersArgs, penstock: &Path, model: &Path) -> Result<Vec<Server>> {
     let threads = args.threads.to_string();
     let mut servers = Vec::new();
-    let mut ours = Command::new(penstock);
-    ours.args(["serve", "--listen", "127.0.0.1:8021", "--admin-listen", "off", "--state-dir", "off", "--model"]);
-    ours.arg(model).args(["--threads", &threads]).args(&args.penstock_args);
-    servers.push(start_one("penstock", 8021, ours)?);
+    let ours = |port: u16| {
+        let mut command = Command::new(penstock);
+        command.args([
+            "serve",
+            "--listen",
+            &format!("127.0.0.1:{port}"),
+            "--admin-listen",
+            "off",
+            "--state-dir",
+            "off",
+        ]);
+        command.arg("--model").arg(model).args(["--threads", &threads]).args(&args.penstock_args);
+        command
+    };
+    servers.push(start_one(OURS, 8021, ours(8021))?);
+    for (port, variant) in (8024..).zip(&args.variant) {
+        let mut command = ours(port);
+        command.args(variant.split_whitespace());
+        servers.push(start_one(&format!("{OURS} {variant}"), port, command)?);
+    }
     if let Some(program) = &args.llama_server {
         let mut command = Command::new(program);
         command.arg("-m").arg(model).args(["--host", "127.0.0.1", "--port", "8022", "-t", &threads, "-tb", &threads]);
@@ -177,13 +206,13 @@ fn start(args: &PeersArgs, penstock: &Path, model: &Path) -> Result<Vec<Server>>
     Ok(servers)
 }
 
-fn start_one(name: &'static str, port: u16, mut command: Command) -> Result<Server> {
+fn start_one(name: &str, port: u16, mut command: Command) -> Result<Server> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     ensure!(TcpStream::connect(address).is_err(), "port {port}, wanted for {name}, is taken: end what listens there");
     let begun = Instant::now();
     let child =
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().with_context(|| format!("start {command:?}"))?;
-    let mut server = Server { name, port, child };
+    let mut server = Server { name: name.to_owned(), port, child };
     while !is_ready(address) {
         if let Some(status) = server.child.try_wait()? {
             bail!("{name} ended while it started ({status}): run it by hand to see why: {command:?}");
@@ -197,16 +226,27 @@ fn start_one(name: &'static str, port: u16, mut command: Command) -> Result<Serv
 
 /// Whether the server's health page says 200. All three servers have one under this name.
 fn is_ready(address: SocketAddr) -> bool {
+    get(address, "/health").is_ok_and(|answer| answer.split("\r\n").next().is_some_and(|line| line.contains(" 200")))
+}
+
+/// Mean of a gauge over its label sets.
+fn metric(port: u16, name: &str) -> Result<f64> {
+    let page = get(SocketAddr::from(([127, 0, 0, 1], port)), "/metrics").context("ask for the metrics")?;
+    let lines = page.lines().filter(|line| line.starts_with(name) && !line.starts_with('#'));
+    let values: Vec<f64> = lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
+    ensure!(!values.is_empty(), "the metrics page lacks {name}");
+    Ok(values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// Head and body of a page.
+fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
     use std::io::{Read as _, Write as _};
-    let ask = || -> std::io::Result<bool> {
-        let mut stream = TcpStream::connect(address)?;
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        stream.write_all(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")?;
-        let mut head = [0u8; 12];
-        stream.read_exact(&mut head)?;
-        Ok(head.ends_with(b" 200"))
-    };
-    ask().unwrap_or(false)
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n").as_bytes())?;
+    let mut answer = Vec::new();
+    stream.take(PAGE_BYTES_MAX).read_to_end(&mut answer)?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
 fn measure(penstock: &Path, server: &Server, load: &Load, seed: u64) -> Result<Figures> {
@@ -239,10 +279,10 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 
 fn print_load(load: &Load, servers: &[Server], figures: &BTreeMap<&str, Vec<Figures>>) {
     println!("\n{}", load.name);
-    println!("  {:10} {:>9} {:>12} {:>12}", "server", "tok/s", "TTFT p50 ms", "TPOT p50 ms");
+    println!("  {:24} {:>9} {:>12} {:>12}", "server", "tok/s", "TTFT p50 ms", "TPOT p50 ms");
     let medians: Vec<(&str, Figures)> = servers
         .iter()
-        .filter_map(|server| figures.get(server.name).map(|all| (server.name, all)))
+        .filter_map(|server| figures.get(server.name.as_str()).map(|all| (server.name.as_str(), all)))
         .map(|(name, all)| {
             let of = |pick: fn(&Figures) -> f64| median(all.iter().map(pick));
             let tokens_per_second = of(|one| one.tokens_per_second);
@@ -250,9 +290,10 @@ fn print_load(load: &Load, servers: &[Server], figures: &BTreeMap<&str, Vec<Figu
         })
         .collect();
     for (name, one) in &medians {
-        println!("  {name:10} {:>9.1} {:>12.0} {:>12.1}", one.tokens_per_second, one.ttft_ms, one.tpot_ms);
+        println!("  {name:24} {:>9.1} {:>12.0} {:>12.1}", one.tokens_per_second, one.ttft_ms, one.tpot_ms);
     }
-    let better = medians.iter().skip(1).max_by(|a, b| a.1.tokens_per_second.total_cmp(&b.1.tokens_per_second));
+    let peers = medians.iter().filter(|(name, _)| !name.starts_with(OURS));
+    let better = peers.max_by(|a, b| a.1.tokens_per_second.total_cmp(&b.1.tokens_per_second));
     if let (Some((_, ours)), Some((name, peer))) = (medians.first(), better) {
         println!(
             "  against {name}, the peer that is better in tok/s: tok/s {:.2}x, TTFT {:.2}x, TPOT {:.2}x",
