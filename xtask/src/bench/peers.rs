@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -108,8 +109,8 @@ struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // A server that has ended by itself is no concern here.
-        drop(self.child.kill());
+        // With its group, for vLLM is several processes. One that has ended by itself is no concern here.
+        drop(Command::new("kill").args(["-KILL", "--", &format!("-{}", self.child.id())]).status());
         drop(self.child.wait());
     }
 }
@@ -210,8 +211,12 @@ fn start_one(name: &str, port: u16, mut command: Command) -> Result<Server> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     ensure!(TcpStream::connect(address).is_err(), "port {port}, wanted for {name}, is taken: end what listens there");
     let begun = Instant::now();
-    let child =
-        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().with_context(|| format!("start {command:?}"))?;
+    let child = command
+        .process_group(0)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .with_context(|| format!("start {command:?}"))?;
     let mut server = Server { name: name.to_owned(), port, child };
     while !is_ready(address) {
         if let Some(status) = server.child.try_wait()? {
