@@ -1,0 +1,222 @@
+//! How fast does each kind move KV on this machine, beside a plain copy and a plain TCP stream in the same run?
+//!
+//! `cargo run --release -p penstock-transport --example bench`. The other end is a thread for `reference` and a process for the
+//! others. Figures are printed, never judged.
+
+use std::error::Error;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use penstock_transport::{
+    ByReference, Direction, Event, Kind, Limits, Memfd, OpId, PeerId, Region, Setup, Span, Tcp, Transfer, Transport,
+};
+
+const BLOCK_BYTES: usize = 64 * 1024;
+const BLOCKS: u32 = 1_024;
+/// Blocks moved by one transfer, and how often.
+const SIZES: [(u32, usize); 6] = [(1, 300), (4, 200), (16, 100), (64, 60), (256, 30), (1_024, 12)];
+
+type Failed = Box<dyn Error>;
+
+fn main() -> Result<(), Failed> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [word, kind, address] = arguments.as_slice()
+        && word == "serve"
+    {
+        return serve(kind, address);
+    }
+    println!("{:<26} {:>8}  {:>12} {:>9} {:>9}", "figure: what", "KiB", "p50 us", "GB/s p50", "GB/s best");
+    plain_copy();
+    plain_tcp()?;
+    for kind in [Kind::Reference, Kind::Memfd, Kind::Tcp] {
+        through(kind)?;
+    }
+    Ok(())
+}
+
+fn report(what: &str, bytes: usize, mut took: Vec<Duration>) {
+    took.sort_unstable();
+    let rate = |time: Duration| bytes as f64 / time.as_secs_f64() / 1e9;
+    let middle = took[took.len() / 2];
+    let micros = middle.as_secs_f64() * 1e6;
+    println!("figure: {what:<18} {:>8}  {micros:>12.1} {:>9.2} {:>9.2}", bytes / 1024, rate(middle), rate(took[0]));
+}
+
+fn plain_copy() {
+    let from = vec![7_u8; BLOCK_BYTES * BLOCKS as usize];
+    let mut to = vec![1_u8; from.len()];
+    for (blocks, rounds) in SIZES {
+        let bytes = blocks as usize * BLOCK_BYTES;
+        let once = || {
+            let start = Instant::now();
+            std::hint::black_box(&mut to)[..bytes].copy_from_slice(&std::hint::black_box(&from)[..bytes]);
+            start.elapsed()
+        };
+        report("memcpy", bytes, std::iter::repeat_with(once).take(rounds).collect());
+    }
+}
+
+/// One buffer through a loopback connection, answered by one byte: no frames, no checksums.
+fn plain_tcp() -> Result<(), Failed> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let receiver = std::thread::spawn(move || -> std::io::Result<()> {
+        let (mut stream, _) = listener.accept()?;
+        stream.set_nodelay(true)?;
+        let mut into = vec![0; BLOCK_BYTES * BLOCKS as usize];
+        for (blocks, rounds) in SIZES {
+            for _ in 0..rounds {
+                stream.read_exact(&mut into[..blocks as usize * BLOCK_BYTES])?;
+                stream.write_all(&[1])?;
+            }
+        }
+        Ok(())
+    });
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    let from = vec![7_u8; BLOCK_BYTES * BLOCKS as usize];
+    for (blocks, rounds) in SIZES {
+        let bytes = blocks as usize * BLOCK_BYTES;
+        let mut took = Vec::with_capacity(rounds);
+        for _ in 0..rounds {
+            let start = Instant::now();
+            stream.write_all(&from[..bytes])?;
+            stream.read_exact(&mut [0])?;
+            took.push(start.elapsed());
+        }
+        report("tcp stream, plain", bytes, took);
+    }
+    receiver.join().map_err(|_| "the receiver panicked")??;
+    Ok(())
+}
+
+fn endpoint(kind: Kind, number: u64, address: &str) -> Result<Box<dyn Transport>, Failed> {
+    let region = Region::shared(BLOCK_BYTES, BLOCKS)?;
+    for block in 0..BLOCKS {
+        region.fill(block, &[number as u8; BLOCK_BYTES])?;
+    }
+    let identity = PeerId { endpoint: number, epoch: 1 };
+    let setup = Setup { identity, regions: vec![region], limits: Limits::default() };
+    Ok(match kind {
+        Kind::Memfd => Box::new(Memfd::bind(setup, Path::new(address))?),
+        Kind::Tcp => Box::new(Tcp::bind(setup, SocketAddr::from(([127, 0, 0, 1], 0)), None)?),
+        _ => Box::new(ByReference::new(setup)?),
+    })
+}
+
+/// The other end, in its own process until its input is closed.
+fn serve(kind: &str, address: &str) -> Result<(), Failed> {
+    let kind = if kind == "memfd" { Kind::Memfd } else { Kind::Tcp };
+    let mut transport = endpoint(kind, 2, address)?;
+    let bytes = transport.descriptor().encode();
+    println!("{}", bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    let is_over = Arc::new(AtomicBool::new(false));
+    let over = Arc::clone(&is_over);
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        over.store(true, Ordering::Release);
+    });
+    keep_polling(transport.as_mut(), &is_over);
+    Ok(())
+}
+
+fn keep_polling(transport: &mut dyn Transport, is_over: &AtomicBool) {
+    let mut events = Vec::new();
+    while !is_over.load(Ordering::Acquire) {
+        transport.poll(Duration::from_millis(20), &mut events);
+        events.clear();
+    }
+}
+
+fn spawn(kind: Kind) -> Result<(Child, Vec<u8>), Failed> {
+    let address = std::env::temp_dir().join(format!("penstock-bench-{}.sock", std::process::id()));
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("serve").arg(kind.to_string()).arg(address).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn()?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().ok_or("its output is piped")?).read_line(&mut line)?;
+    let digits = line.trim();
+    let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16);
+    Ok((child, (0..digits.len()).step_by(2).map(byte).collect::<Result<_, _>>()?))
+}
+
+fn through(kind: Kind) -> Result<(), Failed> {
+    let own = std::env::temp_dir().join(format!("penstock-bench-{}-own.sock", std::process::id()));
+    let mut here = endpoint(kind, 1, &own.display().to_string())?;
+    if kind == Kind::Reference {
+        let mut there = endpoint(kind, 2, "")?;
+        let descriptor = there.descriptor().encode();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let other = std::thread::spawn(move || keep_polling(there.as_mut(), &over));
+        let result = measure(kind, here.as_mut(), &descriptor);
+        is_over.store(true, Ordering::Release);
+        other.join().map_err(|_| "the other end panicked")?;
+        return result;
+    }
+    let (mut child, descriptor) = spawn(kind)?;
+    let result = measure(kind, here.as_mut(), &descriptor);
+    drop(child.stdin.take());
+    child.wait()?;
+    result
+}
+
+fn measure(kind: Kind, here: &mut dyn Transport, descriptor: &[u8]) -> Result<(), Failed> {
+    let peer = here.connect(descriptor)?;
+    let mut events = Vec::new();
+    while !events.contains(&Event::Connected { peer }) {
+        here.poll(Duration::from_millis(20), &mut events);
+    }
+    let mut op = 0;
+    for is_scattered in [false, true] {
+        for direction in [Direction::Write, Direction::Read] {
+            for (blocks, rounds) in SIZES {
+                if is_scattered && blocks < 16 {
+                    continue;
+                }
+                let mut took = Vec::with_capacity(rounds);
+                for _ in 0..rounds {
+                    op += 1;
+                    let spans = spans(blocks, is_scattered);
+                    let deadline = Instant::now() + Duration::from_secs(60);
+                    let start = Instant::now();
+                    here.start(Transfer { op: OpId(op), peer, direction, local: 0, remote: 0, spans, deadline })?;
+                    wait(here, OpId(op), &mut events)?;
+                    took.push(start.elapsed());
+                }
+                let way = if direction == Direction::Write { "write" } else { "read" };
+                let shape = if is_scattered { ", scattered" } else { "" };
+                report(&format!("{kind} {way}{shape}"), blocks as usize * BLOCK_BYTES, took);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One run, or single blocks that are neighbours on neither side.
+fn spans(blocks: u32, is_scattered: bool) -> Vec<Span> {
+    if !is_scattered {
+        return vec![Span { local: 0, remote: 0, blocks }];
+    }
+    // Odd factors: each number below 1,024 comes up once.
+    (0..blocks).map(|i| Span { local: i * 37 % BLOCKS, remote: i * 101 % BLOCKS, blocks: 1 }).collect()
+}
+
+fn wait(here: &mut dyn Transport, op: OpId, events: &mut Vec<Event>) -> Result<(), Failed> {
+    loop {
+        events.clear();
+        here.poll(Duration::from_millis(20), events);
+        for event in events.iter() {
+            if let Event::Ended { op: which, outcome, .. } = event
+                && *which == op
+            {
+                return outcome.clone().map_err(|failure| failure.to_string().into());
+            }
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Endpoints that meet over a socket. TCP carries the bytes themselves; over a Unix socket come memfds and doorbells, and the
+//! bytes are copied straight into the peer's memory.
+
+mod inbound;
+mod link;
+mod listener;
+mod outbound;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use self::inbound::{Inbound, Revocations};
+use self::link::Link;
+use self::listener::Listener;
+use self::outbound::Outbound;
+use crate::frame::Denial;
+use crate::operations::Operations;
+use crate::{
+    Address, Descriptor, Event, Failure, Gone, Kind, Limits, OpId, PeerId, Region, Setup, Touch, Transfer, Transport,
+    TransportError, sys,
+};
+
+/// Peers that are told "no" at the same time; further ones wait in the system's queue.
+const REJECTING_MAX: usize = 16;
+
+/// Who carries the bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Carriage {
+    /// The socket.
+    Stream,
+    /// The operation's own endpoint, in memory that both have mapped.
+    Mapped,
+}
+
+/// What stays the same through an endpoint's life.
+pub(crate) struct Grounds {
+    carriage: Carriage,
+    descriptor: Descriptor,
+    regions: Vec<Region>,
+    limits: Limits,
+}
+
+/// Moves bytes over TCP. The fallback that works anywhere, and what the others are checked against.
+pub struct Tcp(Endpoint);
+
+impl Tcp {
+    /// Listens at `bind`. Peers are told `advertised`, or the bound address when there is none; an unspecified address
+    /// (`0.0.0.0`) therefore needs one.
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError::Io`] when the address cannot be bound, and for a setup without regions or with too many.
+    pub fn bind(setup: Setup, bind: SocketAddr, advertised: Option<SocketAddr>) -> Result<Self, TransportError> {
+        let (listener, bound) = Listener::tcp(bind)?;
+        let address = advertised.unwrap_or(bound);
+        if address.ip().is_unspecified() {
+            return Err(TransportError::Descriptor("an unspecified address needs another to be advertised"));
+        }
+        Endpoint::new(setup, Carriage::Stream, listener, Address::Tcp(address)).map(Self)
+    }
+}
+
+/// Moves bytes between processes of one user on one host: the end that starts an operation copies them, in place on both sides.
+pub struct Memfd(Endpoint);
+
+impl Memfd {
+    /// Listens at the Unix socket `path`, which peers must see under the same name.
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError::Unavailable`] when a region is not in a memfd ([`Region::shared`]), [`TransportError::Io`] when the
+    /// path cannot be bound, and for a setup without regions or with too many.
+    pub fn bind(setup: Setup, path: &Path) -> Result<Self, TransportError> {
+        if setup.regions.iter().any(|region| region.memory().memfd().is_none()) {
+            return Err(TransportError::Unavailable("a region is not in a memfd".to_owned()));
+        }
+        let listener = Listener::unix(path)?;
+        Endpoint::new(setup, Carriage::Mapped, listener, Address::Memfd(path.to_owned())).map(Self)
+    }
+}
+
+struct Endpoint {
+    grounds: Grounds,
+    listener: Listener,
+    inbound: Vec<Inbound>,
+    outbound: BTreeMap<PeerId, Outbound>,
+    operations: Operations,
+    revoked: Revocations,
+    /// What happened outside `poll`. Bounded by the operations and peers it is about.
+    untold: Vec<Event>,
+}
+
+impl Endpoint {
+    fn new(setup: Setup, carriage: Carriage, listener: Listener, address: Address) -> Result<Self, TransportError> {
+        let Setup { identity, regions, limits } = setup;
+        let descriptor = Descriptor::new(identity, address, &regions)?;
+        Ok(Self {
+            grounds: Grounds { carriage, descriptor, regions, limits },
+            listener,
+            inbound: Vec::new(),
+            outbound: BTreeMap::new(),
+            operations: Operations::new(limits),
+            revoked: Revocations::default(),
+            untold: Vec::new(),
+        })
+    }
+
+    fn connect(&mut self, descriptor: &[u8]) -> Result<PeerId, TransportError> {
+        let target = Descriptor::decode(descriptor)?;
+        if target.address.kind() != self.grounds.descriptor.address.kind() {
+            return Err(TransportError::Descriptor("it is for another kind of transport"));
+        }
+        let peer = target.identity;
+        if self.outbound.contains_key(&peer) {
+            return Ok(peer);
+        }
+        if self.outbound.len() >= self.grounds.limits.peers_max {
+            return Err(TransportError::Busy { what: "peers", limit: self.grounds.limits.peers_max as u64 });
+        }
+        match Outbound::dial(target) {
+            Ok(outbound) => {
+                self.outbound.insert(peer, outbound);
+            }
+            Err(TransportError::Io(fault)) => {
+                self.untold.push(Event::Lost { peer, why: Gone::Unreachable(fault.to_string()) });
+            }
+            Err(fault) => return Err(fault),
+        }
+        Ok(peer)
+    }
+
+    fn start(&mut self, transfer: &Transfer) -> Result<(), TransportError> {
+        let outbound = self.outbound.get_mut(&transfer.peer).filter(|outbound| outbound.is_up());
+        let outbound = outbound.ok_or(TransportError::NotConnected(transfer.peer))?;
+        let admitted = self.operations.admit(transfer, &self.grounds.regions, &outbound.target().regions)?;
+        outbound.start(transfer, admitted).inspect_err(|_| self.operations.forget(transfer.op))
+    }
+
+    fn cancel(&mut self, op: OpId, why: Failure) -> Result<Touch, TransportError> {
+        let (peer, touch) = self.operations.state(op).ok_or(TransportError::UnknownOperation(op))?;
+        if touch == Touch::Quarantined {
+            return Ok(touch);
+        }
+        let outbound = self.outbound.get_mut(&peer);
+        let touch = outbound.map_or(Touch::Settled, |outbound| outbound.cancel(op, self.grounds.carriage));
+        self.operations.end(op, Err(why), touch, &mut self.untold);
+        Ok(touch)
+    }
+
+    fn revoke(&mut self, peer: PeerId, op: OpId) -> Touch {
+        self.revoked.insert(peer, op);
+        let connections = self.inbound.iter_mut().filter(|inbound| inbound.peer == Some(peer));
+        let touches = connections.map(|inbound| inbound.revoke(op));
+        touches.fold(Touch::Settled, |all, one| if one == Touch::Settled { all } else { one })
+    }
+
+    fn poll(&mut self, wait: Duration, events: &mut Vec<Event>) {
+        let until = Instant::now() + wait;
+        let before = events.len();
+        loop {
+            events.append(&mut self.untold);
+            let moved = self.turn(events);
+            events.append(&mut self.untold);
+            let now = Instant::now();
+            if events.len() > before || now >= until {
+                return;
+            }
+            if !moved {
+                self.rest(until, now);
+            }
+        }
+    }
+
+    /// Does what can be done without waiting. Returns whether anything moved.
+    fn turn(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut moved = self.welcome();
+        moved |= self.hear_inbound(events);
+        moved |= self.hear_outbound(events);
+        for op in self.operations.expired(Instant::now()) {
+            // It is known and running, so it can be ended; its event is told at once.
+            let _ = self.cancel(op, Failure::Timeout);
+            moved = true;
+        }
+        moved
+    }
+
+    fn has_room(&self) -> bool {
+        self.inbound.len() < self.grounds.limits.peers_max + REJECTING_MAX
+    }
+
+    fn welcome(&mut self) -> bool {
+        let mut moved = false;
+        while self.has_room()
+            && let Some(stream) = self.listener.accept()
+        {
+            let mut inbound = Inbound::new(Link::new(stream));
+            if self.inbound.len() >= self.grounds.limits.peers_max {
+                inbound.reject(Denial::Full);
+            }
+            self.inbound.push(inbound);
+            moved = true;
+        }
+        moved
+    }
+
+    fn hear_inbound(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut moved = false;
+        let mut kept: Vec<Inbound> = Vec::with_capacity(self.inbound.len());
+        for mut inbound in std::mem::take(&mut self.inbound) {
+            let was_unknown = inbound.peer.is_none();
+            let heard = inbound.turn(&self.grounds, &self.revoked, events);
+            if let Some(peer) = inbound.peer.filter(|_| was_unknown) {
+                // An endpoint that comes anew has left what it had: its late bytes must find nobody.
+                kept.retain(|other| {
+                    let is_older = other.peer.is_some_and(|older| older.endpoint == peer.endpoint);
+                    events.extend(other.peer.filter(|_| is_older).map(|peer| Event::Left { peer }));
+                    !is_older
+                });
+            }
+            match heard {
+                Ok(did) => {
+                    moved |= did;
+                    kept.push(inbound);
+                }
+                Err(_) => {
+                    events.extend(inbound.peer.map(|peer| Event::Left { peer }));
+                    moved = true;
+                }
+            }
+        }
+        self.inbound = kept;
+        moved
+    }
+
+    fn hear_outbound(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut moved = false;
+        let mut lost = Vec::new();
+        for (peer, outbound) in &mut self.outbound {
+            match outbound.turn(&self.grounds, &mut self.operations, events) {
+                Ok(did) => moved |= did,
+                Err(why) => lost.push((*peer, why)),
+            }
+        }
+        for (peer, why) in lost {
+            moved = true;
+            self.lose(peer, why, events);
+        }
+        moved
+    }
+
+    fn lose(&mut self, peer: PeerId, why: Gone, events: &mut Vec<Event>) {
+        let Some(outbound) = self.outbound.remove(&peer) else { return };
+        // What the peer itself closed, or never was of this life, writes nothing more; of a peer that is merely out of
+        // reach that cannot be known.
+        let is_over = matches!(why, Gone::Closed | Gone::Epoch) || self.grounds.carriage == Carriage::Mapped;
+        for op in self.operations.of_peer(peer) {
+            let settled = is_over || outbound.link.is_landing(op);
+            let touch = if settled { Touch::Settled } else { Touch::Quarantined };
+            self.operations.end(op, Err(Failure::PeerGone), touch, events);
+        }
+        events.push(Event::Lost { peer, why });
+    }
+
+    fn abandon(&mut self, peer: PeerId) {
+        let mut events = std::mem::take(&mut self.untold);
+        if self.outbound.contains_key(&peer) {
+            self.lose(peer, Gone::Closed, &mut events);
+        }
+        for op in self.operations.of_peer(peer) {
+            self.operations.settle(op, &mut events);
+        }
+        self.untold = events;
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        let mut events = std::mem::take(&mut self.untold);
+        self.lose(peer, Gone::Disconnected, &mut events);
+        self.untold = events;
+    }
+
+    /// Waits until a socket is ready, a deadline is due or the time is over.
+    fn rest(&self, until: Instant, now: Instant) {
+        let until = self.operations.next_deadline().map_or(until, |deadline| deadline.min(until));
+        // Silence and calls that nobody answers are noticed by the clock: no rest is longer than this.
+        let at_most = until.saturating_duration_since(now).min(Duration::from_millis(50));
+        let mut interests = vec![sys::interest(self.listener.fd(), self.has_room(), false)];
+        for inbound in &self.inbound {
+            let link = &inbound.link;
+            interests.push(sys::interest(link.stream().fd(), link.wants_to_read(), link.wants_to_write()));
+        }
+        for outbound in self.outbound.values() {
+            let link = &outbound.link;
+            let writes = outbound.is_dialling() || link.wants_to_write();
+            interests.push(sys::interest(link.stream().fd(), link.wants_to_read(), writes));
+        }
+        sys::wait(&mut interests, at_most);
+    }
+}
+
+macro_rules! transport {
+    ($name:ident, $kind:expr) => {
+        impl Transport for $name {
+            fn kind(&self) -> Kind {
+                $kind
+            }
+
+            fn descriptor(&self) -> Descriptor {
+                self.0.grounds.descriptor.clone()
+            }
+
+            fn connect(&mut self, descriptor: &[u8]) -> Result<PeerId, TransportError> {
+                self.0.connect(descriptor)
+            }
+
+            fn start(&mut self, transfer: Transfer) -> Result<(), TransportError> {
+                self.0.start(&transfer)
+            }
+
+            fn cancel(&mut self, op: OpId) -> Result<Touch, TransportError> {
+                self.0.cancel(op, Failure::Cancelled)
+            }
+
+            fn revoke(&mut self, peer: PeerId, op: OpId) -> Result<Touch, TransportError> {
+                Ok(self.0.revoke(peer, op))
+            }
+
+            fn poll(&mut self, wait: Duration, events: &mut Vec<Event>) {
+                self.0.poll(wait, events);
+            }
+
+            fn disconnect(&mut self, peer: PeerId) {
+                self.0.disconnect(peer);
+            }
+
+            fn abandon(&mut self, peer: PeerId) {
+                self.0.abandon(peer);
+            }
+        }
+    };
+}
+
+transport!(Tcp, Kind::Tcp);
+transport!(Memfd, Kind::Memfd);
