@@ -13,11 +13,13 @@ pub enum Tier {
     Avx2,
     /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
     Avx512Vnni,
+    /// The same, and AMX tiles with int8 and bfloat16 products, on Linux. All but the matrix product runs as on [`Tier::Avx512Vnni`].
+    Amx,
 }
 
 impl Tier {
     /// Every tier, slowest first.
-    pub const ALL: [Tier; 3] = [Tier::Scalar, Tier::Avx2, Tier::Avx512Vnni];
+    pub const ALL: [Tier; 4] = [Tier::Scalar, Tier::Avx2, Tier::Avx512Vnni, Tier::Amx];
 
     /// The fastest tier this CPU supports.
     pub fn detect() -> Tier {
@@ -43,6 +45,10 @@ impl Tier {
             }
             #[cfg(not(target_arch = "x86_64"))]
             Tier::Avx2 | Tier::Avx512Vnni => false,
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Tier::Amx => Tier::Avx512Vnni.is_supported() && crate::amx::is_supported(),
+            #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+            Tier::Amx => false,
         }
     }
 
@@ -52,6 +58,7 @@ impl Tier {
             Tier::Scalar => "scalar",
             Tier::Avx2 => "avx2",
             Tier::Avx512Vnni => "avx512-vnni",
+            Tier::Amx => "amx",
         }
     }
 }

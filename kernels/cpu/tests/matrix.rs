@@ -109,6 +109,43 @@ fn all_tiers_give_equal_bits() {
     }
 }
 
+/// Row counts on both sides of every change of panels, and columns that fill no tile.
+#[test]
+fn all_tiers_give_equal_bits_at_every_row_count() {
+    let pool = ThreadPool::new(2).expect("starts");
+    let tiers = fast_tiers();
+    for format in FORMATS {
+        let (n, k) = (35, 96.max(format.block_len()));
+        let (bytes, _) = source(format, n, k, 15);
+        let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
+        let x = Noise(16).values(70 * k);
+        for precision in PRECISIONS {
+            let oracle = bits(&product_of(precision, &pool, Tier::Scalar, &matrix, &x));
+            for &tier in &tiers {
+                for rows in 1..=70 {
+                    let got = bits(&product_of(precision, &pool, tier, &matrix, &x[..rows * k]));
+                    assert!(got == oracle[..rows * n], "{format:?} {precision:?} {tier} rows {rows}");
+                }
+            }
+        }
+    }
+}
+
+/// More rows and a longer K than one pass over a tile takes, and one block, the shortest K.
+#[test]
+fn many_rows_and_few_blocks_give_equal_bits() {
+    let pool = ThreadPool::new(2).expect("starts");
+    for (format, n, k, rows) in [(SourceFormat::Q4_1, 17, 2048, 200), (SourceFormat::Q8_0, 16, 32, 64)] {
+        let (bytes, _) = source(format, n, k, 17);
+        let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
+        let x = Noise(18).values(rows * k);
+        let oracle = bits(&product_of(Precision::Int15, &pool, Tier::Scalar, &matrix, &x));
+        for tier in fast_tiers() {
+            assert!(bits(&product_of(Precision::Int15, &pool, tier, &matrix, &x)) == oracle, "{format:?} {tier}");
+        }
+    }
+}
+
 #[test]
 fn extreme_quants_do_not_saturate() {
     let pool = ThreadPool::new(1).expect("starts");
@@ -126,8 +163,9 @@ fn extreme_quants_do_not_saturate() {
         let weight = if format == SourceFormat::Q4_1 { 15.0 } else { f32::from(quant as i8) };
         for x in [127.0f32, -127.0] {
             for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
-                for precision in PRECISIONS {
-                    let out = product_of(precision, &pool, tier, &matrix, &vec![x; k]);
+                for (precision, rows) in PRECISIONS.into_iter().flat_map(|precision| [(precision, 1), (precision, 32)])
+                {
+                    let out = product_of(precision, &pool, tier, &matrix, &vec![x; rows * k]);
                     let wanted = weight * x * 64.0;
                     assert!(out.iter().all(|&y| y == wanted), "{format:?} {quant} {x} {tier} {precision:?}: {out:?}");
                 }
@@ -151,8 +189,9 @@ fn extreme_super_blocks_do_not_overflow() {
         let matrix = PackedMatrix::pack(&budget(), &block.repeat(16), format, 16, 256).expect("packs");
         for x in [1.0f32, -1.0] {
             for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
-                for precision in PRECISIONS {
-                    let out = product_of(precision, &pool, tier, &matrix, &[x; 256]);
+                for (precision, rows) in PRECISIONS.into_iter().flat_map(|precision| [(precision, 1), (precision, 32)])
+                {
+                    let out = product_of(precision, &pool, tier, &matrix, &vec![x; rows * 256]);
                     let wanted = weight * f64::from(x) * 256.0;
                     // Eight sums of up to 31 bits, each rounded to 24, and the rounded inverse scale.
                     let near = out.iter().all(|&y| (f64::from(y) / wanted - 1.0).abs() < 1e-6);
@@ -165,7 +204,7 @@ fn extreme_super_blocks_do_not_overflow() {
 
 #[test]
 fn a_row_does_not_see_its_neighbours_or_the_threads() {
-    let (n, rows) = (80, 29);
+    let (n, rows) = (80, 45);
     for format in FORMATS {
         let k = 96.max(format.block_len());
         let (bytes, _) = source(format, n, k, 6);
@@ -288,7 +327,9 @@ fn zero_and_tiny_blocks_stay_zero() {
     let matrix = PackedMatrix::pack(&budget(), &bytes, SourceFormat::Q4_1, 16, 32).expect("packs");
     for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
         for value in [0.0, 1e-38, -1e-31] {
-            assert!(product(&pool, tier, &matrix, &[value; 32]).iter().all(|&y| y == 0.0));
+            for rows in [1, 32] {
+                assert!(product(&pool, tier, &matrix, &vec![value; rows * 32]).iter().all(|&y| y == 0.0));
+            }
         }
     }
 }
@@ -300,11 +341,13 @@ fn a_row_that_is_not_finite_stays_so_and_alone() {
     let matrix = PackedMatrix::pack(&budget(), &bytes, SourceFormat::Q8_0, 16, 64).expect("packs");
     for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let mut x = Noise(14).values(3 * 64);
-            x[64 + 50] = bad;
-            let out = product(&pool, tier, &matrix, &x);
-            assert!(out[16..32].iter().all(|y| y.is_nan()), "{tier} {bad}");
-            assert!(out[..16].iter().chain(&out[32..]).all(|y| y.is_finite()), "{tier} {bad}");
+            for (precision, rows) in PRECISIONS.into_iter().flat_map(|precision| [(precision, 3), (precision, 32)]) {
+                let mut x = Noise(14).values(rows * 64);
+                x[64 + 50] = bad;
+                let out = product_of(precision, &pool, tier, &matrix, &x);
+                assert!(out[16..32].iter().all(|y| y.is_nan()), "{tier} {bad}");
+                assert!(out[..16].iter().chain(&out[32..]).all(|y| y.is_finite()), "{tier} {bad}");
+            }
         }
     }
 }

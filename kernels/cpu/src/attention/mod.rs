@@ -247,7 +247,7 @@ fn tier_query_rows(tier: Tier) -> usize {
         #[cfg(target_arch = "x86_64")]
         Tier::Avx2 => crate::lanes::avx2::Avx2::QUERY_ROWS,
         #[cfg(target_arch = "x86_64")]
-        Tier::Avx512Vnni => crate::lanes::avx512::Avx512::QUERY_ROWS,
+        Tier::Avx512Vnni | Tier::Amx => crate::lanes::avx512::Avx512::QUERY_ROWS,
         #[cfg(not(target_arch = "x86_64"))]
         _ => crate::lanes::scalar::Scalar::QUERY_ROWS,
     }

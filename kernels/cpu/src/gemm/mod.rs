@@ -13,10 +13,12 @@
 //! Over tiles of sixteen outputs, never over K and never over rows, so weights are read once per step by one thread each.
 
 mod blocks;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod tiles;
 
 use blocks::{BlockTotals, block_sums};
 
-use crate::activation::{Activations, Precision, panel, panel_count};
+use crate::activation::{Activations, Precision, TILED_ROWS, panel, panel_count};
 use crate::lanes::{LANES, Lanes, kernel};
 use crate::pool::{Session, SharedMut, TaskPanicked};
 use crate::tier::Tier;
@@ -78,20 +80,35 @@ pub fn multiply(
     assert!(column <= stride, "parts leave the output row");
     let tiles: usize = parts.iter().map(|part| part.matrix.tiles().len()).sum();
     let chunk = (tiles / (session.threads() * CHUNKS_PER_THREAD)).max(1);
-    let panels = panel_count(rows);
+    let tiled = activations.tiled.rows();
+    assert!(tiled == 0 || tier == Tier::Amx, "activations were made for {}, not for {tier}", Tier::Amx);
+    let panels = panel_count(rows - tiled);
     let out = SharedMut(out.as_mut_ptr());
     session.run(tiles.div_ceil(chunk), |task| {
         let range = task * chunk..tiles.min((task + 1) * chunk);
+        // SAFETY: each tile of each part is in one task alone, its columns are its own, and `out` has room for all rows.
+        let tile_task = |tile, row: usize| unsafe {
+            let (part, tile) = locate(parts, tile);
+            let to = out.get().add(row * stride + part.column + tile * LANES);
+            TileTask { part, tile, activations, to, stride, store }
+        };
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if tiled > 0 {
+            let _tiles = tiles::tiles();
+            let (panels, step) =
+                (tiled.div_ceil(TILED_ROWS), tiles::panels_in_pass(activations.k(), activations.precision()));
+            for first in (0..panels).step_by(step) {
+                for tile in range.clone() {
+                    // SAFETY: tiles are alive; all indices were checked against the lengths of `out` and of the activations.
+                    unsafe { tiles::multiply_panels(&tile_task(tile, 0), first..panels.min(first + step)) };
+                }
+            }
+        }
         for first_panel in (0..panels).step_by(PASS_PANELS) {
             let pass = first_panel..panels.min(first_panel + PASS_PANELS);
             for tile in range.clone() {
-                let (part, tile) = locate(parts, tile);
-                // SAFETY: each tile of each part is in one task alone, its columns are its own, all indices were checked against the
-                // lengths of `out` and of the activations, and the tier was checked.
-                unsafe {
-                    let to = out.get().add(part.column + tile * LANES);
-                    multiply_tile(tier, &TileTask { part, tile, activations, to, stride, store }, pass.start, pass.end);
-                }
+                // SAFETY: all indices were checked against the lengths of `out` and of the activations, and the tier was checked.
+                unsafe { multiply_tile(tier, &tile_task(tile, tiled), pass.start, pass.end) };
             }
         }
     })
@@ -109,12 +126,12 @@ fn locate<'a>(parts: &'a [Part<'a>], mut tile: usize) -> (&'a Part<'a>, usize) {
     unreachable!("the running number is below the sum of all tiles")
 }
 
-/// One tile against a range of panels.
+/// One tile against some of the rows.
 struct TileTask<'a> {
     part: &'a Part<'a>,
     tile: usize,
     activations: &'a Activations,
-    /// Row 0 of the tile's first column.
+    /// The tile's first column, in the first of the rows.
     to: *mut f32,
     stride: usize,
     store: Store,
@@ -166,7 +183,7 @@ unsafe fn tile_of_precision<L: Lanes, const BITS: usize, const SCALES: u8, const
     first: usize,
     end: usize,
 ) {
-    let rows = task.activations.rows();
+    let rows = task.activations.rows() - task.activations.tiled.rows();
     for index in first..end {
         let panel = panel(rows, index);
         let k = task.activations.k();

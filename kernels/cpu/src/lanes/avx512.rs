@@ -168,6 +168,26 @@ impl Lanes for Avx512 {
         unsafe { _mm512_storeu_si512(p.cast(), x) }
     }
     #[inline(always)]
+    unsafe fn store_bf16_swapped(p: *mut u16, first: Self::I, second: Self::I) {
+        /// Upper halves of sixteen words and of sixteen more, by the position they go to.
+        const UPPER: [u16; 32] = {
+            let mut from = [0; 32];
+            let mut i = 0;
+            while i < 32 {
+                from[i] = (2 * (i & !3 | [0, 2, 1, 3][i & 3]) + 1) as u16;
+                i += 1;
+            }
+            from
+        };
+        // SAFETY: the features are present and thirty-two values are writable, by the trait's contract.
+        unsafe {
+            let first = _mm512_castps_si512(_mm512_cvtepi32_ps(first));
+            let second = _mm512_castps_si512(_mm512_cvtepi32_ps(second));
+            let halves = _mm512_permutex2var_epi16(first, _mm512_loadu_si512(UPPER.as_ptr().cast()), second);
+            _mm512_storeu_si512(p.cast(), halves);
+        }
+    }
+    #[inline(always)]
     unsafe fn load_weights(p: *const u8) -> Self::W {
         // SAFETY: the features are present and sixty-four bytes are readable, by the trait's contract.
         unsafe { _mm512_loadu_si512(p.cast()) }
@@ -250,6 +270,11 @@ impl Lanes for Avx512 {
             let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
             _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
         }
+    }
+    #[inline(always)]
+    unsafe fn reduce_sum_int(x: Self::I) -> i32 {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_reduce_add_epi32(x) }
     }
     #[inline(always)]
     unsafe fn reduce_max(x: Self::F) -> f32 {

@@ -83,6 +83,19 @@ pub(crate) trait Lanes {
     /// `a >> 7`, rounding down.
     unsafe fn div128(a: Self::I) -> Self::I;
     unsafe fn store_int(p: *mut i32, x: Self::I);
+    /// Stores thirty-two values, each of which bfloat16 holds exactly, as bfloat16 with the middle two of each four exchanged.
+    #[inline(always)]
+    unsafe fn store_bf16_swapped(p: *mut u16, first: Self::I, second: Self::I) {
+        let mut values = [0f32; 2 * LANES];
+        // SAFETY: the array holds thirty-two values; the caller vouches for the tier and for thirty-two values at `p`.
+        unsafe {
+            Self::store(values.as_mut_ptr(), Self::to_float(first));
+            Self::store(values.as_mut_ptr().add(LANES), Self::to_float(second));
+            for (i, value) in values.into_iter().enumerate() {
+                p.add(i & !3 | [0, 2, 1, 3][i & 3]).write((value.to_bits() >> 16) as u16);
+            }
+        }
+    }
 
     unsafe fn load_weights(p: *const u8) -> Self::W;
     /// Asks for the cache line of `p`, which may be any address.
@@ -207,7 +220,7 @@ macro_rules! kernel {
             unsafe {
                 match tier {
                     #[cfg(target_arch = "x86_64")]
-                    $crate::Tier::Avx512Vnni => avx512($($arg),*),
+                    $crate::Tier::Avx512Vnni | $crate::Tier::Amx => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     $crate::Tier::Avx2 => avx2($($arg),*),
                     _ => $body::<$crate::lanes::scalar::Scalar>($($arg),*),

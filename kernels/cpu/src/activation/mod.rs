@@ -13,6 +13,10 @@
 //! four-byte group of row r at k = 4 g is at (g R + r) * 4, so that the product reads one stream with constant offsets. With two planes,
 //! each group of the panel has the rows' high bytes and then their low bytes: (2 g R + r) * 4 and (2 g R + R + r) * 4. Scales and sums of a
 //! block lie at block * R + r.
+//!
+//! For AMX most rows lie otherwise: see [`tiled`]. They come first, and the panels above hold the rest.
+
+mod tiled;
 
 use crate::lanes::{LANES, Lanes, kernel};
 use crate::norm::rms_norm_row;
@@ -20,9 +24,20 @@ use crate::pointwise::{Gate, gated_row};
 use crate::pool::{Session, SharedMut, TaskPanicked};
 use crate::tier::Tier;
 use crate::weights::BLOCK;
+use tiled::TiledRow;
+pub(crate) use tiled::{BlockScales, Line, TILED_ROWS, TiledRows};
 
 /// Rows of a full panel.
 pub(crate) const PANEL_ROWS: usize = 8;
+
+/// Fewest rows for which AMX repays the unpacking of weights; fewer are faster in panels of eight and less.
+const TILED_ROWS_MIN: usize = 28;
+
+/// Fewest rows beyond whole panels of sixteen that are faster as one more of those than in panels of eight and less.
+const TILED_REST_MIN: usize = 10;
+
+/// Rows of a panel of sixteen that one task fills.
+const TILED_ROWS_PER_TASK: usize = 4;
 
 /// Magnitudes below this count as zero: the inverse scale stays far from overflow.
 const TINY: f32 = 1e-30;
@@ -53,6 +68,8 @@ pub struct Activations {
     precision: Precision,
     rows: usize,
     k: usize,
+    /// The first rows, where the product is AMX's; the arrays below hold the rest.
+    pub(crate) tiled: TiledRows,
     /// Quants, in panels.
     pub(crate) quants: Vec<i8>,
     /// Scale of each row and block.
@@ -63,6 +80,17 @@ pub struct Activations {
     pub(crate) sums: Vec<i32>,
     /// Sum of the first half of each block's quants, which meets the offset of Q6_K weights.
     pub(crate) half_sums: Vec<i32>,
+}
+
+/// How many of `rows` rows, from the first on, go into panels of sixteen.
+fn tiled_rows(tier: Tier, rows: usize) -> usize {
+    let rest = rows % TILED_ROWS;
+    match tier {
+        Tier::Amx if rows < TILED_ROWS_MIN => 0,
+        Tier::Amx if rest >= TILED_REST_MIN => rows,
+        Tier::Amx => rows - rest,
+        _ => 0,
+    }
 }
 
 /// A group of rows that share a panel.
@@ -121,11 +149,14 @@ impl Activations {
         self.precision
     }
 
-    fn resize(&mut self, rows: usize, k: usize) {
+    fn resize(&mut self, tier: Tier, rows: usize, k: usize) {
         assert!(k > 0 && k.is_multiple_of(BLOCK), "k = {k} must be a positive multiple of {BLOCK}");
-        let blocks = rows * (k / BLOCK);
         self.rows = rows;
         self.k = k;
+        let tiled = tiled_rows(tier, rows);
+        self.tiled.resize(tiled, k, self.precision);
+        let rows = rows - tiled;
+        let blocks = rows * (k / BLOCK);
         self.quants.resize(rows * k * self.precision.planes(), 0);
         self.scales.resize(blocks, 0.0);
         self.scaled_sums.resize(blocks, 0.0);
@@ -145,24 +176,44 @@ impl Activations {
         assert!(tier.is_supported(), "tier {tier} is not supported here");
         assert!(scratch.len().is_multiple_of(k), "scratch must be whole rows");
         let rows = scratch.len() / k;
-        self.resize(rows, k);
+        self.resize(tier, rows, k);
         let precision = self.precision;
+        let tiled = self.tiled.rows();
+        let tiled_tasks = tiled.div_ceil(TILED_ROWS_PER_TASK);
         let scratch = SharedMut(scratch.as_mut_ptr());
+        let lines = SharedMut(self.tiled.quants.as_mut_ptr());
+        let line_scales = SharedMut(self.tiled.scales.as_mut_ptr());
         let quants = SharedMut(self.quants.as_mut_ptr());
         let scales = SharedMut(self.scales.as_mut_ptr());
         let scaled_sums = SharedMut(self.scaled_sums.as_mut_ptr());
         let sums = SharedMut(self.sums.as_mut_ptr());
         let half_sums = SharedMut(self.half_sums.as_mut_ptr());
-        let work = |index: usize| {
-            let panel = panel(rows, index);
+        let row_of = |row: usize| {
+            // SAFETY: each row is in one task alone, which touches this row of the scratch only, and the scratch has `rows` rows.
+            let values = unsafe { std::slice::from_raw_parts_mut(scratch.get().add(row * k), k) };
+            produce(row, values);
+            values.as_ptr()
+        };
+        let fill_tiled = |first: usize| {
+            for row in first..tiled.min(first + TILED_ROWS_PER_TASK) {
+                let block = row / TILED_ROWS * (k / BLOCK);
+                // SAFETY: `resize` made room for all panels, the row's lines and scales are its own, and the tier was checked above.
+                unsafe {
+                    let to = TiledRow {
+                        quants: lines.get().add(block * precision.planes() * TILED_ROWS + row % TILED_ROWS),
+                        scales: line_scales.get().add(block).cast::<f32>().add(row % TILED_ROWS),
+                    };
+                    quantise_tiled_row(tier, precision, row_of(row), k, to);
+                }
+            }
+        };
+        let fill_panel = |index: usize| {
+            let panel = panel(rows - tiled, index);
             let (at, block_at) = (panel.first * k * precision.planes(), panel.first * (k / BLOCK));
             for r in 0..panel.rows {
-                let row = panel.first + r;
-                // SAFETY: panels are disjoint ranges of rows and each is one task, so this task alone touches these rows of the scratch
-                // and these entries of the outputs; `resize` made room for all of them. The tier was checked above.
+                // SAFETY: panels are disjoint ranges of rows and each is one task, so this task alone touches these entries of the outputs;
+                // `resize` made room for all of them. The tier was checked above.
                 unsafe {
-                    let values = std::slice::from_raw_parts_mut(scratch.get().add(row * k), k);
-                    produce(row, values);
                     let to = PanelRow {
                         quants: quants.get().add(at + r * 4),
                         scales: scales.get().add(block_at + r),
@@ -171,11 +222,13 @@ impl Activations {
                         half_sums: half_sums.get().add(block_at + r),
                         rows: panel.rows,
                     };
-                    quantise_row(tier, precision, values.as_ptr(), k, to);
+                    quantise_row(tier, precision, row_of(tiled + panel.first + r), k, to);
                 }
             }
         };
-        session.run_if_large(panel_count(rows), rows * k, work)
+        session.run_if_large(tiled_tasks + panel_count(rows - tiled), rows * k, |task| {
+            if task < tiled_tasks { fill_tiled(task * TILED_ROWS_PER_TASK) } else { fill_panel(task - tiled_tasks) }
+        })
     }
 
     /// Quantises rows of `k` values.
@@ -245,7 +298,18 @@ impl Activations {
     }
 }
 
-/// Where one row of a panel goes.
+/// Where the quants of one row go, block by block.
+///
+/// # Safety
+/// The implementor points to room for all blocks of a row, and the tier's features are present.
+trait BlockSink: Copy {
+    /// Puts the quants of `block` and what belongs to them.
+    unsafe fn put<L: Lanes, const PLANES: usize>(self, block: usize, quants: [L::I; 2], scale: f32);
+    /// Makes every product of the row NaN.
+    unsafe fn poison(self);
+}
+
+/// One row of a panel of up to eight.
 #[derive(Clone, Copy)]
 struct PanelRow {
     quants: *mut i8,
@@ -257,26 +321,77 @@ struct PanelRow {
     rows: usize,
 }
 
+impl BlockSink for PanelRow {
+    #[inline(always)]
+    unsafe fn put<L: Lanes, const PLANES: usize>(self, block: usize, quants: [L::I; 2], scale: f32) {
+        let [qa, qb] = quants;
+        // SAFETY: the caller vouches for the block's room and for the tier.
+        unsafe {
+            let half_sum = L::reduce_sum_int(qa);
+            let sum = half_sum.wrapping_add(L::reduce_sum_int(qb));
+            // `quants` already points at this row's place in a group.
+            let out = self.quants.cast::<[u8; 4]>().add(block * (BLOCK / 4) * PLANES * self.rows);
+            if PLANES == 2 {
+                let half = L::splat_int(64);
+                let (ha, hb) = (L::div128(L::add_int(qa, half)), L::div128(L::add_int(qb, half)));
+                let shifted = (L::join_planes(ha, L::splat_int(0)), L::join_planes(hb, L::splat_int(0)));
+                put_plane::<L>(ha, hb, out, PLANES * self.rows);
+                let low = (L::sub_int(qa, shifted.0), L::sub_int(qb, shifted.1));
+                put_plane::<L>(low.0, low.1, out.add(self.rows), PLANES * self.rows);
+            } else {
+                put_plane::<L>(qa, qb, out, self.rows);
+            }
+            self.scales.add(block * self.rows).write(scale);
+            self.scaled_sums.add(block * self.rows).write(scale * sum as f32);
+            self.sums.add(block * self.rows).write(sum);
+            self.half_sums.add(block * self.rows).write(half_sum);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn poison(self) {
+        // SAFETY: the caller vouches for the first block.
+        unsafe { self.scales.write(f32::NAN) };
+    }
+}
+
 kernel!(
     /// Quantises one row into its panel.
     fn quantise_row(precision: Precision, x: *const f32, k: usize, to: PanelRow) = quantise_row_body
 );
 
+kernel!(
+    /// Quantises one row into its panel of sixteen.
+    fn quantise_tiled_row(precision: Precision, x: *const f32, k: usize, to: TiledRow) = quantise_tiled_row_body
+);
+
 #[inline(always)]
 unsafe fn quantise_row_body<L: Lanes>(precision: Precision, x: *const f32, k: usize, to: PanelRow) {
     // SAFETY: the contract is passed on.
+    unsafe { quantise::<L, PanelRow>(precision, x, k, to) }
+}
+
+#[inline(always)]
+unsafe fn quantise_tiled_row_body<L: Lanes>(precision: Precision, x: *const f32, k: usize, to: TiledRow) {
+    // SAFETY: the contract is passed on.
+    unsafe { quantise::<L, TiledRow>(precision, x, k, to) }
+}
+
+#[inline(always)]
+unsafe fn quantise<L: Lanes, S: BlockSink>(precision: Precision, x: *const f32, k: usize, to: S) {
+    // SAFETY: the contract is passed on.
     unsafe {
         match precision {
-            Precision::Int8 => quantise_planes::<L, 1>(x, k, to),
-            Precision::Int15 => quantise_planes::<L, 2>(x, k, to),
+            Precision::Int8 => quantise_planes::<L, S, 1>(x, k, to),
+            Precision::Int15 => quantise_planes::<L, S, 2>(x, k, to),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn quantise_planes<L: Lanes, const PLANES: usize>(x: *const f32, k: usize, to: PanelRow) {
+unsafe fn quantise_planes<L: Lanes, S: BlockSink, const PLANES: usize>(x: *const f32, k: usize, to: S) {
     let greatest = if PLANES == 2 { 127.0 * 128.0 } else { 127.0 };
-    // SAFETY: the caller vouches for `k` values at `x`, for the panel's room, and for the tier.
+    // SAFETY: the caller vouches for `k` values at `x`, for the row's room, and for the tier.
     unsafe {
         let zero = L::splat(0.0);
         // Stays zero as long as all values are finite.
@@ -287,32 +402,11 @@ unsafe fn quantise_planes<L: Lanes, const PLANES: usize>(x: *const f32, k: usize
             let largest = L::reduce_max(L::max(L::abs(a), L::abs(b)));
             let (scale, inverse) = if largest > TINY { (largest / greatest, greatest / largest) } else { (0.0, 0.0) };
             let inverse = L::splat(inverse);
-            let (qa, qb) = (L::round(L::mul(a, inverse)), L::round(L::mul(b, inverse)));
-            let half_sum = L::reduce_sum_int(qa);
-            let sum = half_sum.wrapping_add(L::reduce_sum_int(qb));
-            // `to.quants` already points at this row's place in a group.
-            let out = to.quants.cast::<[u8; 4]>().add(block * (BLOCK / 4) * PLANES * to.rows);
-            if PLANES == 2 {
-                let half = L::splat_int(64);
-                let (ha, hb) = (L::div128(L::add_int(qa, half)), L::div128(L::add_int(qb, half)));
-                let shifted = (L::join_planes(ha, L::splat_int(0)), L::join_planes(hb, L::splat_int(0)));
-                put_plane::<L>(ha, hb, out, PLANES * to.rows);
-                put_plane::<L>(
-                    L::sub_int(qa, shifted.0),
-                    L::sub_int(qb, shifted.1),
-                    out.add(to.rows),
-                    PLANES * to.rows,
-                );
-            } else {
-                put_plane::<L>(qa, qb, out, to.rows);
-            }
-            to.scales.add(block * to.rows).write(scale);
-            to.scaled_sums.add(block * to.rows).write(scale * sum as f32);
-            to.sums.add(block * to.rows).write(sum);
-            to.half_sums.add(block * to.rows).write(half_sum);
+            let quants = [L::round(L::mul(a, inverse)), L::round(L::mul(b, inverse))];
+            to.put::<L, PLANES>(block, quants, scale);
         }
         if L::reduce_sum(poison) != 0.0 {
-            to.scales.write(f32::NAN);
+            to.poison();
         }
     }
 }
@@ -335,6 +429,15 @@ unsafe fn put_plane<L: Lanes>(a: L::I, b: L::I, out: *mut [u8; 4], step: usize) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tiles_take_rows_that_fill_them() {
+        for (rows, tiled) in [(1, 0), (16, 0), (27, 0), (28, 28), (32, 32), (41, 32), (42, 42), (512, 512), (513, 512)]
+        {
+            assert_eq!(tiled_rows(Tier::Amx, rows), tiled, "{rows}");
+            assert_eq!(tiled_rows(Tier::Avx512Vnni, rows), 0);
+        }
+    }
 
     #[test]
     fn panels_cover_the_rows_in_order() {
