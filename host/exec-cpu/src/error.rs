@@ -1,6 +1,6 @@
 //! Why an executor could not be built.
 
-use penstock_kernels_cpu::{KvError, PackError, PoolError};
+use penstock_kernels_cpu::{KvError, MemoryError, PackError, PoolError};
 
 /// What stands in the way of a model on this executor.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +26,9 @@ pub enum CpuError {
         /// Why.
         source: PackError,
     },
+    /// There is no memory for the packed weights.
+    #[error("weights: {0}")]
+    Weights(MemoryError),
     /// The KV pool could not be made.
     #[error("kv pool: {0}")]
     Kv(#[from] KvError),

@@ -13,11 +13,16 @@ pub mod sampling;
 mod error;
 mod executor;
 mod forward;
+mod matrices;
 mod model;
+mod packed_cache;
+mod packed_file;
 mod slots;
 
 pub use error::CpuError;
 pub use executor::{CpuExecutor, CpuOptions};
 pub use forward::{Forward, Keep, SequenceRows};
 pub use model::{CpuModel, Numerics};
+pub use packed_cache::{PackedCache, PackedMode, PackedOutcome, packed_places};
+pub use packed_file::Unusable;
 pub use penstock_kernels_cpu::{MemoryBudget, Precision, ThreadPool, Tier};

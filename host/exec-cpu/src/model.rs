@@ -1,15 +1,18 @@
 //! A model's weights as the kernels want them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use penstock_kernels_cpu::attention::HEAD_DIM_MAX;
 use penstock_kernels_cpu::pointwise::Gate;
-use penstock_kernels_cpu::weights::BLOCK;
-use penstock_kernels_cpu::{MemoryBudget, PackedMatrix, Precision, RopePairs, SourceFormat, ThreadPool, Tier};
+use penstock_kernels_cpu::weights::{BLOCK, WeightMemory};
+use penstock_kernels_cpu::{MemoryBudget, PackedMatrix, Precision, RopePairs, ThreadPool, Tier};
 use penstock_model::weights::{LayerPart, TensorRole, TensorView};
-use penstock_model::{Activation, DType, Model, ModelConfig, RopeLayout};
+use penstock_model::{Activation, Model, ModelConfig, RopeLayout};
 
 use crate::error::CpuError;
+use crate::matrices::MatrixPlan;
+use crate::packed_cache::{PackedCache, PackedOutcome};
 
 /// How a model is to be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,18 +104,63 @@ impl CpuModel {
         numerics: Numerics,
     ) -> Result<Self, CpuError> {
         check(config, numerics.tier)?;
-        let find = |role| tensor(role).ok_or_else(|| CpuError::TensorMissing { name: format!("{role:?}") });
-        let matrix = |role| -> Result<PackedMatrix, CpuError> {
-            let view = find(role)?;
-            PackedMatrix::pack(budget, view.bytes, source_format(view.dtype), view.rows, view.cols)
-                .map_err(|source| CpuError::Pack { name: format!("{role:?}"), source })
-        };
+        let plan = MatrixPlan::new(config, &tensor)?;
+        let packed = plan.pack(&threads, budget)?;
+        let matrices = plan.matrices_in(WeightMemory::Huge(packed), 0);
+        Self::assemble(config, tensor, matrices, threads, numerics)
+    }
+
+    /// As [`CpuModel::load`], but where `cache` holds the packed weights of an earlier start they are read instead, and where it does not
+    /// they are written for the next one. Tells what happened.
+    ///
+    /// # Errors
+    /// As for [`CpuModel::load`]. A file that cannot be used or written is no error: the weights are packed, and the outcome says why.
+    pub fn load_cached(
+        model: &Model,
+        cache: &PackedCache,
+        threads: Arc<ThreadPool>,
+        budget: &MemoryBudget,
+        numerics: Numerics,
+    ) -> Result<(Self, PackedOutcome), CpuError> {
+        let tensor = |role| model.weights().get(role);
+        Self::from_tensors_cached(model.config(), tensor, cache, threads, budget, numerics)
+    }
+
+    /// As [`CpuModel::load_cached`], from tensors of any source, which `cache` names by their digest.
+    ///
+    /// # Errors
+    /// As for [`CpuModel::from_tensors`].
+    pub fn from_tensors_cached<'a>(
+        config: &ModelConfig,
+        tensor: impl Fn(TensorRole) -> Option<TensorView<'a>>,
+        cache: &PackedCache,
+        threads: Arc<ThreadPool>,
+        budget: &MemoryBudget,
+        numerics: Numerics,
+    ) -> Result<(Self, PackedOutcome), CpuError> {
+        check(config, numerics.tier)?;
+        let plan = MatrixPlan::new(config, &tensor)?;
+        let (matrices, outcome) = cache.matrices(&plan, &threads, budget)?;
+        Ok((Self::assemble(config, tensor, matrices, threads, numerics)?, outcome))
+    }
+
+    /// Puts a model together from its packed matrices and the vectors of the source.
+    fn assemble<'a>(
+        config: &ModelConfig,
+        tensor: impl Fn(TensorRole) -> Option<TensorView<'a>>,
+        mut matrices: HashMap<TensorRole, PackedMatrix>,
+        threads: Arc<ThreadPool>,
+        numerics: Numerics,
+    ) -> Result<Self, CpuError> {
+        let missing = |role| CpuError::TensorMissing { name: format!("{role:?}") };
+        let find = |role| tensor(role).ok_or_else(|| missing(role));
+        let mut matrix = |role| matrices.remove(&role).ok_or_else(|| missing(role));
         let vector = |role| find(role).map(|view| view.to_f32());
         let norm = |role| -> Result<Vec<f32>, CpuError> {
             let stored = vector(role)?;
             Ok(stored.into_iter().map(|weight| weight + config.norm_offset).collect())
         };
-        let layer = |index| -> Result<LayerWeights, CpuError> {
+        let mut layer = |index| -> Result<LayerWeights, CpuError> {
             let of = |part| TensorRole::layer(index, part);
             let post_norm = |part| config.post_norms.then(|| norm(of(part))).transpose();
             let qkv_bias = || -> Result<Vec<f32>, CpuError> {
@@ -141,6 +189,7 @@ impl CpuModel {
                 window: config.window_of(index),
             })
         };
+        let layers = (0..config.layers).map(&mut layer).collect::<Result<_, _>>()?;
         Ok(Self {
             tier: numerics.tier,
             precision: numerics.precision,
@@ -148,7 +197,7 @@ impl CpuModel {
             embedding: matrix(TensorRole::TokenEmbedding)?,
             output: if config.tied_head { None } else { Some(matrix(TensorRole::Output)?) },
             output_norm: norm(TensorRole::OutputNorm)?,
-            layers: (0..config.layers).map(layer).collect::<Result<_, _>>()?,
+            layers,
             rope_pairs: match config.rope_layout {
                 RopeLayout::Interleaved => RopePairs::Interleaved,
                 RopeLayout::Halves => RopePairs::Halves,
@@ -195,22 +244,6 @@ impl CpuModel {
         };
         let table = self.embedding.bytes() + self.output.as_ref().map_or(0, PackedMatrix::bytes);
         table + self.layers.iter().map(layer).sum::<usize>()
-    }
-}
-
-fn source_format(dtype: DType) -> SourceFormat {
-    match dtype {
-        DType::F32 => SourceFormat::F32,
-        DType::F16 => SourceFormat::F16,
-        DType::Bf16 => SourceFormat::Bf16,
-        DType::Q8_0 => SourceFormat::Q8_0,
-        DType::Q4_0 => SourceFormat::Q4_0,
-        DType::Q4_1 => SourceFormat::Q4_1,
-        DType::Q5_0 => SourceFormat::Q5_0,
-        DType::Q5_1 => SourceFormat::Q5_1,
-        DType::Q4K => SourceFormat::Q4K,
-        DType::Q5K => SourceFormat::Q5K,
-        DType::Q6K => SourceFormat::Q6K,
     }
 }
 

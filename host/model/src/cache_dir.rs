@@ -19,6 +19,12 @@ pub fn models_dir() -> Option<PathBuf> {
         .map(|dir| dir.join("models"))
 }
 
+/// Folder of packed weights whose model's folder cannot be written.
+#[allow(dead_code, reason = "the build tasks pack nothing")]
+pub fn packed_dir() -> Option<PathBuf> {
+    models_dir().map(|dir| dir.with_file_name("packed"))
+}
+
 /// Where the demo model is, or would be.
 #[allow(dead_code, reason = "the build tasks have their own way to it")]
 pub fn demo_path() -> Option<PathBuf> {

@@ -44,4 +44,4 @@ pub use memory::{HugeBuffer, MemoryBudget, MemoryError};
 pub use pool::{PoolError, Session, TaskPanicked, ThreadPool};
 pub use rope::{RopePairs, RopeRow};
 pub use tier::Tier;
-pub use weights::{PackError, PackedFormat, PackedMatrix, SourceFormat};
+pub use weights::{PackError, PackedFormat, PackedMatrix, PackedShape, SourceFormat};

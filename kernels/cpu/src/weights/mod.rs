@@ -27,21 +27,33 @@
 //! twice the bytes.
 
 mod format;
+mod pack;
+mod shape;
 mod source;
+mod storage;
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::half::f16_to_f32;
 use crate::lanes::LANES;
-use crate::memory::{HugeBuffer, MemoryBudget, MemoryError};
+use crate::memory::{MemoryBudget, MemoryError};
+use crate::pool::TaskPanicked;
 
 pub(crate) use format::Scales;
 pub use format::{PackedFormat, SUPER_BLOCK, SourceFormat};
-use source::SourceBlock;
+pub use pack::{PackJob, pack_all};
+pub use shape::PackedShape;
+pub(crate) use shape::TileLayout;
+pub use storage::{StorageError, WeightBytes, WeightMemory};
 
 /// Inputs that share one scale.
 pub const BLOCK: usize = 32;
+
+/// Version of the layout above and of the rounding of float sources. Packed bytes that are kept carry it; whoever changes what packing
+/// writes counts it up (a test holds the bytes of each format).
+pub const LAYOUT_VERSION: u32 = 1;
 
 /// Why a matrix could not be packed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +79,8 @@ pub enum PackError {
     },
     /// No memory.
     Memory(MemoryError),
+    /// Packing panicked.
+    Panicked(TaskPanicked),
 }
 
 impl fmt::Display for PackError {
@@ -83,11 +97,18 @@ impl fmt::Display for PackError {
             }
             PackError::NotFinite { row } => write!(f, "weight row {row} holds an infinity or a NaN"),
             PackError::Memory(error) => error.fmt(f),
+            PackError::Panicked(panic) => panic.fmt(f),
         }
     }
 }
 
 impl std::error::Error for PackError {}
+
+impl From<TaskPanicked> for PackError {
+    fn from(panic: TaskPanicked) -> Self {
+        PackError::Panicked(panic)
+    }
+}
 
 impl From<MemoryError> for PackError {
     fn from(error: MemoryError) -> Self {
@@ -95,54 +116,16 @@ impl From<MemoryError> for PackError {
     }
 }
 
-/// Where the parts of a tile lie, in bytes from its start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TileLayout {
-    /// Quants of one block.
-    pub(crate) block_quants: usize,
-    pub(crate) scales: usize,
-    pub(crate) minima: usize,
-    pub(crate) factors: usize,
-    /// Cache lines of the tile, shared out among its blocks, rounded up.
-    pub(crate) block_lines: usize,
-    /// Blocks that share their halves.
-    blocks_per_half: usize,
-    /// All of the tile.
-    bytes: usize,
-}
-
-impl TileLayout {
-    fn new(format: PackedFormat, k: usize) -> Self {
-        let blocks = k / BLOCK;
-        let block_quants = BLOCK * LANES * format.bits() / 8;
-        let (blocks_per_half, minima_rows, factor_rows) = match format.scales() {
-            Scales::Plain => (1, 0, 0),
-            Scales::Minimum => (1, 1, 0),
-            Scales::Super => (SUPER_BLOCK / BLOCK, 1, 2),
-            Scales::SuperHalves => (SUPER_BLOCK / BLOCK, 0, 2),
-        };
-        let halves = blocks / blocks_per_half * LANES * 2;
-        let scales = blocks * block_quants;
-        let minima = scales + halves;
-        let factors = minima + minima_rows * halves;
-        let bytes = (factors + factor_rows * blocks * LANES).next_multiple_of(64);
-        let block_lines = (bytes / 64).div_ceil(blocks);
-        Self { block_quants, scales, minima, factors, block_lines, blocks_per_half, bytes }
-    }
-}
-
 /// Packed weights of one linear layer. Immutable; shared by replicas behind an `Arc`.
 #[derive(Debug)]
 pub struct PackedMatrix {
-    format: PackedFormat,
-    n: usize,
-    k: usize,
+    shape: PackedShape,
     layout: TileLayout,
-    data: HugeBuffer,
+    data: WeightBytes,
 }
 
 impl PackedMatrix {
-    /// Packs `n` rows of `k` values from `source`.
+    /// Packs `n` rows of `k` values from `source` into memory of its own, on this thread. [`pack_all`] packs a model.
     ///
     /// # Errors
     /// [`PackError`] when the shape or the source does not fit, a value is not finite, or there is no memory.
@@ -153,96 +136,29 @@ impl PackedMatrix {
         n: usize,
         k: usize,
     ) -> Result<Self, PackError> {
-        let shape = PackError::Shape { n, k };
-        if n == 0 || k == 0 || !k.is_multiple_of(format.block_len()) || i32::try_from(k).is_err() {
-            return Err(shape);
-        }
-        let row_bytes = (k / format.block_len()).checked_mul(format.block_bytes()).ok_or(shape.clone())?;
-        let wanted = row_bytes.checked_mul(n).ok_or(shape.clone())?;
-        if source.len() != wanted {
-            return Err(PackError::SourceLength { wanted, given: source.len() });
-        }
-        let packed = format.packed();
-        let layout = TileLayout::new(packed, k);
-        let total = layout.bytes.checked_mul(n.div_ceil(LANES)).ok_or(shape)?;
-        let mut matrix = Self { format: packed, n, k, layout, data: budget.allocate(total)? };
-        matrix.pad();
-        for (row, bytes) in source.chunks_exact(row_bytes).enumerate() {
-            for (block, bytes) in bytes.chunks_exact(format.block_bytes()).enumerate() {
-                let first = block * (format.block_len() / BLOCK);
-                source::read(format, bytes, |i, block| matrix.put(row, first + i, &block))
-                    .map_err(|source::NotFinite| PackError::NotFinite { row })?;
-            }
-        }
-        Ok(matrix)
+        let shape = PackedShape::new(format.packed(), n, k)?;
+        pack::check_source(source, format, shape)?;
+        let mut buffer = budget.allocate(shape.bytes())?;
+        pack::pack_tiles(source, format, shape, &mut buffer)?;
+        let memory = Arc::new(WeightMemory::Huge(buffer));
+        let data = WeightBytes::new(memory, 0..shape.bytes()).expect("the buffer has the shape's size");
+        Ok(Self::over(shape, data).expect("the bytes have the shape's size"))
     }
 
-    /// Columns past `n` have scale 0; their quants are the zero point all the same, so that integer sums stay small.
-    fn pad(&mut self) {
-        let blank = SourceBlock { quants: [self.format.zero(); BLOCK], halves: [0; 2], factors: [0; 2] };
-        for row in self.n..self.n.next_multiple_of(LANES) {
-            for block in 0..self.k / BLOCK {
-                self.put(row, block, &blank);
-            }
+    /// A matrix over bytes that [`pack_all`] wrote, now or in an earlier run of the same [`LAYOUT_VERSION`]. Whether they are those of the
+    /// wanted weights is the caller's to know: any bytes are numbers.
+    ///
+    /// # Errors
+    /// [`StorageError`] when the bytes are not as many as the shape needs.
+    pub fn over(shape: PackedShape, data: WeightBytes) -> Result<Self, StorageError> {
+        if data.len() != shape.bytes() {
+            return Err(StorageError { wanted: shape.bytes(), given: data.len() });
         }
+        Ok(Self { shape, layout: shape.layout(), data })
     }
 
     fn tile_start(&self, tile: usize) -> usize {
         tile * self.layout.bytes
-    }
-
-    fn put(&mut self, row: usize, block: usize, from: &SourceBlock) {
-        self.put_quants(row, block, &from.quants);
-        let start = self.tile_start(row / LANES);
-        let column = row % LANES;
-        let half = (block / self.layout.blocks_per_half * LANES + column) * 2;
-        let sections = [self.layout.scales, self.layout.minima];
-        let count = 1 + usize::from(matches!(self.format.scales(), Scales::Minimum | Scales::Super));
-        for (bits, section) in from.halves.into_iter().zip(sections).take(count) {
-            self.data[start + section + half..][..2].copy_from_slice(&bits.to_le_bytes());
-        }
-        if matches!(self.format.scales(), Scales::Super | Scales::SuperHalves) {
-            for (i, factor) in from.factors.into_iter().enumerate() {
-                self.data[start + self.layout.factors + (2 * block + i) * LANES + column] = factor;
-            }
-        }
-    }
-
-    fn put_quants(&mut self, row: usize, block: usize, quants: &[u8; BLOCK]) {
-        let start = self.tile_start(row / LANES) + block * self.layout.block_quants;
-        let column = row % LANES * 4;
-        let block = &mut self.data[start..][..self.layout.block_quants];
-        if self.format.bits() == 8 {
-            for (group, four) in quants.chunks_exact(4).enumerate() {
-                block[group * 64 + column..][..4].copy_from_slice(four);
-            }
-            return;
-        }
-        // Nibbles of both halves share bytes, in order of K; so do the bits above them.
-        let byte_of = |half_shift: u32, shift: u32, mask: u8| -> [u8; BLOCK / 2] {
-            std::array::from_fn(|i| (quants[i] >> shift & mask) | (quants[BLOCK / 2 + i] >> shift & mask) << half_shift)
-        };
-        for (group, four) in byte_of(4, 0, 15).chunks_exact(4).enumerate() {
-            block[group * 64 + column..][..4].copy_from_slice(four);
-        }
-        match self.format.bits() {
-            5 => {
-                for (group, four) in quants.chunks_exact(4).enumerate() {
-                    let bits = four.iter().rev().fold(0, |bits, quant| bits << 1 | quant >> 4);
-                    let to = &mut block[256 + group * 8 + column / 8];
-                    *to = *to & !(15 << (column % 8)) | bits << (column % 8);
-                }
-            }
-            6 => {
-                for (vector, half) in quants.chunks_exact(BLOCK / 2).enumerate() {
-                    for i in 0..4 {
-                        let bits = (0..4).rev().fold(0, |bits, group| bits << 2 | half[group * 4 + i] >> 4);
-                        block[256 + vector * 64 + column + i] = bits;
-                    }
-                }
-            }
-            _ => {}
-        }
     }
 
     fn quants(&self, row: usize, block: usize) -> [u8; BLOCK] {
@@ -252,7 +168,7 @@ impl PackedMatrix {
         std::array::from_fn(|k| {
             let (group, byte) = (k / 4, column + k % 4);
             let nibble = || block[group % 4 * 64 + byte] >> (group / 4 * 4) & 15;
-            match self.format.bits() {
+            match self.shape.format().bits() {
                 8 => block[group * 64 + byte],
                 6 => nibble() | (block[256 + group / 4 * 64 + byte] >> (group % 4 * 2) & 3) << 4,
                 5 => nibble() | (block[256 + group * 8 + byte / 8] >> (byte % 8) & 1) << 4,
@@ -270,7 +186,7 @@ impl PackedMatrix {
         };
         let factor = |i: usize| self.data[start + self.layout.factors + (2 * block + i) * LANES + row % LANES];
         let scale = half(self.layout.scales);
-        match self.format.scales() {
+        match self.shape.format().scales() {
             Scales::Plain => ([scale; 2], 0.0),
             Scales::Minimum => ([scale; 2], half(self.layout.minima)),
             Scales::Super => ([scale * f32::from(factor(0)); 2], half(self.layout.minima) * f32::from(factor(1))),
@@ -280,17 +196,22 @@ impl PackedMatrix {
 
     /// Storage format.
     pub fn format(&self) -> PackedFormat {
-        self.format
+        self.shape.format()
     }
 
     /// Outputs.
     pub fn n(&self) -> usize {
-        self.n
+        self.shape.n()
     }
 
     /// Inputs.
     pub fn k(&self) -> usize {
-        self.k
+        self.shape.k()
+    }
+
+    /// The packed bytes, tile behind tile.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.data
     }
 
     /// Bytes that one product reads.
@@ -300,7 +221,7 @@ impl PackedMatrix {
 
     /// Tiles of sixteen outputs.
     pub(crate) fn tiles(&self) -> Range<usize> {
-        0..self.n.div_ceil(LANES)
+        0..self.shape.n().div_ceil(LANES)
     }
 
     /// Where the parts of each tile lie.
@@ -318,8 +239,9 @@ impl PackedMatrix {
     /// # Panics
     /// When `row` is out of range or `out` is not `k` long.
     pub fn dequantise_row(&self, row: usize, out: &mut [f32]) {
-        assert!(row < self.n && out.len() == self.k, "row {row} of {}, {} values of {}", self.n, out.len(), self.k);
-        let zero = f32::from(self.format.zero());
+        let PackedShape { n, k, .. } = self.shape;
+        assert!(row < n && out.len() == k, "row {row} of {n}, {} values of {k}", out.len());
+        let zero = f32::from(self.shape.format().zero());
         for (block, out) in out.chunks_exact_mut(BLOCK).enumerate() {
             let quants = self.quants(row, block);
             let (scales, minimum) = self.scales_at(row, block);
