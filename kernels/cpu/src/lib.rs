@@ -10,7 +10,7 @@
 //! row that is not finite stays so to the end.
 //!
 //! # Map
-//! - [`memory`]: huge-page buffers under a budget. [`pool`]: the thread pool.
+//! - [`memory`]: huge-page buffers under a budget. [`pool`]: the thread pool. [`cores`]: where its threads may run.
 //! - [`weights`]: packing. [`activation`]: integer activations, alone or fused with norm and gated activation. [`gemm`]: the product of both.
 //! - [`norm`], [`rope`], [`pointwise`]: what stands between products. [`kv`] and [`attention`]: the paged cache. [`logits`]: vocabulary scans.
 //! - [`ceiling`]: what the machine can do at most, for figures. [`tier`]: which instruction set; `amx`: tile registers; `lanes` (private): the vocabulary the kernels are written in.
@@ -22,6 +22,7 @@ pub mod activation;
 pub mod amx;
 pub mod attention;
 pub mod ceiling;
+pub mod cores;
 pub mod gemm;
 pub mod half;
 pub mod kv;

@@ -10,8 +10,8 @@
 //!                                   └────────────────────┘
 //! ```
 //!
-//! Workers spin for a bounded number of turns after a job (the next one of the same forward pass is microseconds away), then park. A
-//! worker that the system has not scheduled in time is not waited for: the caller runs the tasks it did not claim.
+//! Who waits spins at first (the next job of the same forward pass is microseconds away), then offers its core to others turn by turn, then
+//! parks; see [`Patience`]. A worker that the system has not scheduled in time is not waited for: the caller runs the tasks it did not claim.
 
 use std::any::Any;
 use std::fmt;
@@ -20,8 +20,37 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
-/// Turns of the spin loop before a thread parks: some tens of microseconds, the gap between two jobs of one forward pass.
-const SPIN_TURNS: u32 = 4_000;
+use crate::cores;
+
+/// Turns in which a waiting thread keeps its core: the gap between two jobs of one forward pass. A turn is 15 to 60 ns, by what the
+/// processor makes of the spin hint.
+const SPIN_TURNS: u32 = 1_000;
+
+/// Turns after those in which it gives way to whoever wants the core, before it parks: some hundred microseconds when nobody does, about
+/// what lies between two steps.
+const YIELD_TURNS: u32 = 256;
+
+/// How a thread waits: spin, then yield, then park, each for a bounded number of turns.
+#[derive(Default)]
+struct Patience {
+    turns: u32,
+}
+
+impl Patience {
+    /// Waits a turn. False when it is time to park; the count begins again then.
+    fn wait(&mut self) -> bool {
+        self.turns += 1;
+        if self.turns <= SPIN_TURNS {
+            std::hint::spin_loop();
+        } else if self.turns <= SPIN_TURNS + YIELD_TURNS {
+            thread::yield_now();
+        } else {
+            self.turns = 0;
+            return false;
+        }
+        true
+    }
+}
 
 /// Values below which a value-by-value job (a few microseconds) stays on its caller.
 const PARALLEL_VALUES_MIN: usize = 8 * 1024;
@@ -45,6 +74,15 @@ pub enum PoolError {
     },
     /// The system refused a thread.
     Spawn(std::io::Error),
+    /// Threads that are to have a core each are more than the cores allowed.
+    Cores {
+        /// The count asked for.
+        wanted: usize,
+        /// Cores that this process may use.
+        allowed: usize,
+    },
+    /// The system refused to tell the cores allowed, or to keep a thread to one.
+    Pin(std::io::Error),
 }
 
 impl fmt::Display for PoolError {
@@ -52,6 +90,11 @@ impl fmt::Display for PoolError {
         match self {
             PoolError::ThreadCount { wanted } => write!(f, "thread count {wanted} is outside 1..={THREADS_MAX}"),
             PoolError::Spawn(error) => write!(f, "could not start a worker thread: {error}"),
+            PoolError::Cores { wanted, allowed } => write!(
+                f,
+                "{wanted} threads cannot have a core each: this process may use {allowed}; ask for fewer threads, or pin none"
+            ),
+            PoolError::Pin(error) => write!(f, "could not keep a thread to a core: {error}"),
         }
     }
 }
@@ -143,15 +186,13 @@ impl Shared {
     }
 
     fn worker(&self, number: usize) {
-        let mut idle_turns = 0;
+        let mut patience = Patience::default();
         while !self.closing.load(Ordering::SeqCst) {
             if self.work() {
-                idle_turns = 0;
+                patience = Patience::default();
                 continue;
             }
-            idle_turns += 1;
-            if idle_turns < SPIN_TURNS {
-                std::hint::spin_loop();
+            if patience.wait() {
                 continue;
             }
             // Announce, look once more, then sleep: `run` publishes the ticket before it reads the flag.
@@ -160,7 +201,6 @@ impl Shared {
                 thread::park();
             }
             self.parked[number].store(false, Ordering::SeqCst);
-            idle_turns = 0;
         }
     }
 
@@ -228,6 +268,23 @@ impl ThreadPool {
     /// # Errors
     /// [`PoolError`] when the count is out of range or the system refuses a thread.
     pub fn new(threads: usize) -> Result<Self, PoolError> {
+        Self::on_cores(threads, None)
+    }
+
+    /// As [`ThreadPool::new`], each worker kept to a core of its own among those that the calling thread may use. The first of them is left
+    /// to the callers, which stay free to move.
+    ///
+    /// # Errors
+    /// As for [`ThreadPool::new`], or [`PoolError::Cores`] when there are fewer cores than threads.
+    pub fn pinned(threads: usize) -> Result<Self, PoolError> {
+        let cores = cores::allowed().map_err(PoolError::Pin)?;
+        if cores.len() < threads {
+            return Err(PoolError::Cores { wanted: threads, allowed: cores.len() });
+        }
+        Self::on_cores(threads, Some(&cores))
+    }
+
+    fn on_cores(threads: usize, cores: Option<&[usize]>) -> Result<Self, PoolError> {
         if threads == 0 || threads > THREADS_MAX {
             return Err(PoolError::ThreadCount { wanted: threads });
         }
@@ -255,6 +312,9 @@ impl ThreadPool {
                 .spawn(move || shared.worker(number))
                 .map_err(PoolError::Spawn)?;
             pool.workers.push(worker);
+            if let (Some(cores), Some(worker)) = (cores, pool.workers.last()) {
+                cores::pin(worker, cores[number + 1]).map_err(PoolError::Pin)?;
+            }
         }
         Ok(pool)
     }
@@ -335,11 +395,9 @@ impl Session<'_> {
             }
         }
         shared.work();
-        let mut turns = 0;
+        let mut patience = Patience::default();
         while shared.unfinished.load(Ordering::SeqCst) > 0 {
-            turns += 1;
-            if turns < SPIN_TURNS {
-                std::hint::spin_loop();
+            if patience.wait() {
                 continue;
             }
             shared.caller_parked.store(true, Ordering::SeqCst);
