@@ -59,6 +59,20 @@ fn ceilings(tiers: &[Tier]) {
     }
 }
 
+/// The rate of AMX tiles from registers, where there are any.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn tile_ceiling() {
+    if !Tier::Amx.is_supported() {
+        return;
+    }
+    let mut operations = 0;
+    let seconds = best_seconds(1, 5, || operations = std::hint::black_box(ceiling::multiply_tiles(1 << 18)).0);
+    println!("ceiling amx tiles    one thread: {:7.1} GOP/s of bfloat16 products", operations as f64 / seconds / 1e9);
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+fn tile_ceiling() {}
+
 /// The linear layers of one decoder layer, several copies, so that weights stream from memory as in a real pass.
 fn linear_layers(pool: &ThreadPool, tiers: &[Tier]) {
     let budget = MemoryBudget::new(2 << 30);
@@ -203,6 +217,7 @@ fn main() {
     println!("threads {threads}, best tier {}", Tier::detect());
     let pool = ThreadPool::new(threads).expect("starts");
     ceilings(&tiers);
+    tile_ceiling();
     for part in std::env::args().nth(2).as_deref().unwrap_or("linear,head,attention").split(',') {
         match part {
             "linear" => linear_layers(&pool, &tiers),

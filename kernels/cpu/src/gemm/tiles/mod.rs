@@ -30,8 +30,9 @@ use unpack::{BlockWeights, unpack};
 /// Tiles of sums, of activations and of weights: sixteen rows of 64 bytes, all of them.
 const SHAPES: TileShapes = TileShapes::new([(16, 64); 8]);
 
-/// Bytes of activations that a pass over a tile's columns reads: they stay in the second-level cache from tile to tile.
-const PASS_BYTES: usize = 1 << 20;
+/// Bytes of activations that a pass over a tile's columns reads: they stay in the second-level cache from tile to tile, with room for a
+/// neighbour on the same core.
+const PASS_BYTES: usize = 512 << 10;
 
 thread_local! {
     /// One tile of weights, unpacked. Grows to the longest K seen, 1,280 bytes a block of 32 (2,304 for Q6_K).
