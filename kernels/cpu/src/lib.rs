@@ -44,5 +44,5 @@ pub use kv::{KvError, KvPool, KvRows, KvShape, KvSlot};
 pub use memory::{HugeBuffer, MemoryBudget, MemoryError};
 pub use pool::{PoolError, Session, TaskPanicked, ThreadPool};
 pub use rope::{RopePairs, RopeRow};
-pub use tier::Tier;
+pub use tier::{Tier, TierError};
 pub use weights::{PackError, PackedFormat, PackedMatrix, PackedShape, SourceFormat};

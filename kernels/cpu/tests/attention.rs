@@ -7,7 +7,7 @@ use penstock_kernels_cpu::{
     AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvError, KvPool, KvRows, KvShape, KvSlot, MemoryBudget,
     ThreadPool, Tier, attend,
 };
-use support::{Noise, bits, fast_tiers, nmse};
+use support::{Noise, bits, fast_tiers, nmse, tiers};
 
 /// One sequence's queries, keys and values for every position, all heads in a row.
 struct Sequence {
@@ -341,7 +341,7 @@ fn a_common_beginning_does_not_show() {
                 assert!(error < 1e-10, "sequence {i}: nmse {error:e}");
             }
         }
-        for tier in [Tier::Scalar].into_iter().chain(fast_tiers()) {
+        for tier in tiers() {
             for threads in [1, 2, 5] {
                 let reversed: Vec<usize> = all.iter().rev().copied().collect();
                 let got = attend_all(tier, threads, &reversed, window);

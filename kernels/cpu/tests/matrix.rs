@@ -8,7 +8,7 @@ use penstock_kernels_cpu::{
     Store, ThreadPool, Tier, multiply,
 };
 use support::weights::source;
-use support::{Noise, bits, fast_tiers, nmse};
+use support::{Noise, bits, fast_tiers, nmse, tiers};
 
 const FORMATS: [SourceFormat; 11] = SourceFormat::ALL;
 
@@ -162,7 +162,7 @@ fn extreme_quants_do_not_saturate() {
         let matrix = PackedMatrix::pack(&budget(), &bytes, format, n, k).expect("packs");
         let weight = if format == SourceFormat::Q4_1 { 15.0 } else { f32::from(quant as i8) };
         for x in [127.0f32, -127.0] {
-            for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
+            for tier in tiers() {
                 for (precision, rows) in PRECISIONS.into_iter().flat_map(|precision| [(precision, 1), (precision, 32)])
                 {
                     let out = product_of(precision, &pool, tier, &matrix, &vec![x; rows * k]);
@@ -188,7 +188,7 @@ fn extreme_super_blocks_do_not_overflow() {
     for (format, block, weight) in [(SourceFormat::Q6K, six, 4096.0f64), (SourceFormat::Q5K, five, 1953.0)] {
         let matrix = PackedMatrix::pack(&budget(), &block.repeat(16), format, 16, 256).expect("packs");
         for x in [1.0f32, -1.0] {
-            for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
+            for tier in tiers() {
                 for (precision, rows) in PRECISIONS.into_iter().flat_map(|precision| [(precision, 1), (precision, 32)])
                 {
                     let out = product_of(precision, &pool, tier, &matrix, &vec![x; rows * 256]);
@@ -325,7 +325,7 @@ fn zero_and_tiny_blocks_stay_zero() {
     let pool = ThreadPool::new(1).expect("starts");
     let (bytes, _) = source(SourceFormat::Q4_1, 16, 32, 12);
     let matrix = PackedMatrix::pack(&budget(), &bytes, SourceFormat::Q4_1, 16, 32).expect("packs");
-    for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
+    for tier in tiers() {
         for value in [0.0, 1e-38, -1e-31] {
             for rows in [1, 32] {
                 assert!(product(&pool, tier, &matrix, &vec![value; rows * 32]).iter().all(|&y| y == 0.0));
@@ -339,7 +339,7 @@ fn a_row_that_is_not_finite_stays_so_and_alone() {
     let pool = ThreadPool::new(1).expect("starts");
     let (bytes, _) = source(SourceFormat::Q8_0, 16, 64, 13);
     let matrix = PackedMatrix::pack(&budget(), &bytes, SourceFormat::Q8_0, 16, 64).expect("packs");
-    for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
+    for tier in tiers() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for (precision, rows) in PRECISIONS.into_iter().flat_map(|precision| [(precision, 3), (precision, 32)]) {
                 let mut x = Noise(14).values(rows * 64);

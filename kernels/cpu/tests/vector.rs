@@ -5,7 +5,7 @@ mod support;
 use penstock_kernels_cpu::norm::{rms_norm, rms_norm_heads};
 use penstock_kernels_cpu::pointwise::{Gate, gated};
 use penstock_kernels_cpu::{RopePairs, RopeRow, Tier, logits, rope::rope};
-use support::{Noise, bits, fast_tiers, nmse};
+use support::{Noise, bits, fast_tiers, nmse, tiers};
 
 #[test]
 fn rms_norm_matches_f64_and_all_tiers_agree() {
@@ -35,7 +35,7 @@ fn heads_are_normalised_one_by_one_in_place() {
         for (x, out) in x.chunks(n).zip(wanted.chunks_mut(n)) {
             rms_norm(Tier::Scalar, x, &weight, 1e-6, out);
         }
-        for tier in [Tier::Scalar].into_iter().chain(fast_tiers()) {
+        for tier in tiers() {
             let mut out = x.clone();
             rms_norm_heads(tier, &mut out, &weight, 1e-6);
             assert_eq!(bits(&out), bits(&wanted), "{tier} {heads} x {n}");
@@ -126,7 +126,7 @@ fn both_rope_layouts_give_a_pair_the_same_bits() {
 
 #[test]
 fn argmax_takes_the_lowest_index_and_passes_nan_over() {
-    for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
+    for tier in tiers() {
         let mut x = Noise(1).values(1003);
         x[17] = 5.0;
         x[400] = 5.0;
@@ -168,7 +168,7 @@ fn exp_sum_and_log_sum_exp_match_f64() {
 
 #[test]
 fn minus_infinity_has_no_weight() {
-    for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
+    for tier in tiers() {
         let mut x = vec![f32::NEG_INFINITY; 50];
         x[49] = 3.0;
         let mut out = vec![1f32; 50];
@@ -179,7 +179,7 @@ fn minus_infinity_has_no_weight() {
 
 #[test]
 fn one_value_that_is_not_finite_is_found() {
-    for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
+    for tier in tiers() {
         for at in [0, 17, 63, 64, 66] {
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let mut x = Noise(2).values(67);

@@ -21,7 +21,7 @@ use std::cmp::Reverse;
 use task::{HeadTask, Query, attend_task};
 
 use crate::kv::KvPool;
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, kernel};
 use crate::pool::{Session, SharedMut, TaskPanicked};
 use crate::tier::Tier;
 
@@ -153,7 +153,8 @@ impl AttentionPlan {
         }
         let group = heads / shape.kv_heads;
         let fit = (TASK_QUERIES / group).max(1);
-        let together = (tier_query_rows(tier) / group).max(1);
+        // SAFETY: the tier was checked.
+        let together = (unsafe { query_rows(tier) } / group).max(1);
         let units = runs.iter().map(|run| run.rows).sum::<usize>() * shape.kv_heads;
         let even = if threads > 1 { (units / (threads * TASKS_PER_THREAD)).max(together) } else { fit };
         let cut =
@@ -241,16 +242,14 @@ fn cluster(cut: &Cut, runs: &[AttentionRun<'_>]) -> (usize, usize) {
     (runs.len(), shared)
 }
 
-fn tier_query_rows(tier: Tier) -> usize {
-    match tier {
-        Tier::Scalar => crate::lanes::scalar::Scalar::QUERY_ROWS,
-        #[cfg(target_arch = "x86_64")]
-        Tier::Avx2 => crate::lanes::avx2::Avx2::QUERY_ROWS,
-        #[cfg(target_arch = "x86_64")]
-        Tier::Avx512Vnni | Tier::Amx => crate::lanes::avx512::Avx512::QUERY_ROWS,
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => crate::lanes::scalar::Scalar::QUERY_ROWS,
-    }
+kernel!(
+    /// Query heads that one pass keeps in registers.
+    fn query_rows() -> usize = query_rows_body
+);
+
+#[inline(always)]
+unsafe fn query_rows_body<L: Lanes>() -> usize {
+    L::QUERY_ROWS
 }
 
 /// Rows of queries or of results: row r begins at `r * stride`, its first head at `column`.

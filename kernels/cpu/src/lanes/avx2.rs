@@ -1,21 +1,29 @@
-//! Sixteen lanes in two 256-bit registers; integer products by multiply-add of bytes.
+//! Sixteen lanes in two 256-bit registers.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
 use super::Lanes;
+use super::avx2_products::{MultiplyAdd, Products, Vnni};
 
 /// AVX2, FMA and F16C.
-pub(crate) struct Avx2;
+pub(crate) type Avx2 = Wide256<MultiplyAdd>;
+
+/// The same with AVX-VNNI, which differs in integer products alone.
+pub(crate) type AvxVnni = Wide256<Vnni>;
+
+/// AVX2, FMA and F16C, with what `P` needs.
+pub(crate) struct Wide256<P>(PhantomData<P>);
 
 /// Two registers: lanes 0..8 and 8..16.
 #[derive(Clone, Copy)]
-pub(crate) struct Pair<T>(T, T);
+pub(crate) struct Pair<T>(pub(super) T, pub(super) T);
 
-impl Lanes for Avx2 {
+impl<P: Products> Lanes for Wide256<P> {
     type F = Pair<__m256>;
     type I = Pair<__m256i>;
     type W = Pair<__m256i>;
-    /// Sixteen-bit sums of products of neighbours: a whole 32-block reaches 8 * 2 * 15 * 127 = 30,480, which fits.
+    /// What `P` makes of it.
     type N = Pair<__m256i>;
 
     const GEMM_ROWS: usize = 4;
@@ -282,15 +290,8 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn small_dot(sum: Self::I, w: Self::W, x: i32) -> Self::I {
-        // Two products of at most 63 * 127 = 8,001 fit i16, so the byte multiply-add does not saturate.
-        // SAFETY: the tier's features are present, by the trait's contract.
-        unsafe {
-            let (x, ones) = (_mm256_set1_epi32(x), _mm256_set1_epi16(1));
-            Pair(
-                _mm256_add_epi32(sum.0, _mm256_madd_epi16(_mm256_maddubs_epi16(w.0, x), ones)),
-                _mm256_add_epi32(sum.1, _mm256_madd_epi16(_mm256_maddubs_epi16(w.1, x), ones)),
-            )
-        }
+        // SAFETY: the same contract.
+        unsafe { P::small_dot(sum, w, x) }
     }
     #[inline(always)]
     unsafe fn nibble_start() -> Self::N {
@@ -299,47 +300,23 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn nibble_dot(sum: Self::N, w: Self::W, x: i32) -> Self::N {
-        // SAFETY: the tier's features are present, by the trait's contract.
-        unsafe {
-            let x = _mm256_set1_epi32(x);
-            Pair(
-                _mm256_add_epi16(sum.0, _mm256_maddubs_epi16(w.0, x)),
-                _mm256_add_epi16(sum.1, _mm256_maddubs_epi16(w.1, x)),
-            )
-        }
+        // SAFETY: the same contract.
+        unsafe { P::nibble_dot(sum, w, x) }
     }
     #[inline(always)]
     unsafe fn nibble_finish(sum: Self::N, bias: i32) -> Self::I {
-        // SAFETY: the tier's features are present, by the trait's contract.
-        unsafe {
-            let (ones, bias) = (_mm256_set1_epi16(1), _mm256_set1_epi32(bias));
-            Pair(
-                _mm256_add_epi32(_mm256_madd_epi16(sum.0, ones), bias),
-                _mm256_add_epi32(_mm256_madd_epi16(sum.1, ones), bias),
-            )
-        }
+        // SAFETY: the same contract.
+        unsafe { P::nibble_finish(sum, bias) }
     }
     #[inline(always)]
-    unsafe fn byte_start(_total: i32) -> Self::I {
-        // SAFETY: the tier's features are present, by the trait's contract.
-        unsafe { Pair(_mm256_setzero_si256(), _mm256_setzero_si256()) }
+    unsafe fn byte_start(total: i32) -> Self::I {
+        // SAFETY: the same contract.
+        unsafe { P::byte_start(total) }
     }
     #[inline(always)]
     unsafe fn byte_dot(sum: Self::I, w: Self::W, x: i32) -> Self::I {
-        // The byte multiply-add saturates at i16, so the weight's sign moves to the activation: |w| <= 128 and |x| <= 127 give at most
-        // 2 * 128 * 127 = 32,512 a pair.
-        // SAFETY: the tier's features are present, by the trait's contract.
-        unsafe {
-            let (x, ones) = (_mm256_set1_epi32(x), _mm256_set1_epi16(1));
-            let flip = _mm256_set1_epi8(-128);
-            let (a, b) = (_mm256_xor_si256(w.0, flip), _mm256_xor_si256(w.1, flip));
-            let low = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(x, a));
-            let high = _mm256_maddubs_epi16(_mm256_abs_epi8(b), _mm256_sign_epi8(x, b));
-            Pair(
-                _mm256_add_epi32(sum.0, _mm256_madd_epi16(low, ones)),
-                _mm256_add_epi32(sum.1, _mm256_madd_epi16(high, ones)),
-            )
-        }
+        // SAFETY: the same contract.
+        unsafe { P::byte_dot(sum, w, x) }
     }
     #[inline(always)]
     unsafe fn reduce_sum(x: Self::F) -> f32 {

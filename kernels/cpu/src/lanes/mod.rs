@@ -7,7 +7,11 @@
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod avx2_products;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 pub(crate) mod scalar;
 
 /// How many values a lane group holds, on every tier.
@@ -216,13 +220,31 @@ macro_rules! kernel {
                 // SAFETY: the features are enabled here; the contract of the body is passed on.
                 unsafe { $body::<$crate::lanes::avx2::Avx2>($($arg),*) }
             }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn avx_vnni($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the features are enabled here; the contract of the body is passed on.
+                unsafe { $body::<$crate::lanes::avx2::AvxVnni>($($arg),*) }
+            }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,dotprod")]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn neon($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the features are enabled here; the contract of the body is passed on.
+                unsafe { $body::<$crate::lanes::neon::Neon>($($arg),*) }
+            }
             // SAFETY: the caller vouches that the CPU has the features of `tier`, and for the arguments.
             unsafe {
                 match tier {
                     #[cfg(target_arch = "x86_64")]
                     $crate::Tier::Avx512Vnni | $crate::Tier::Amx => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
+                    $crate::Tier::AvxVnni => avx_vnni($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
                     $crate::Tier::Avx2 => avx2($($arg),*),
+                    #[cfg(target_arch = "aarch64")]
+                    $crate::Tier::Neon => neon($($arg),*),
                     _ => $body::<$crate::lanes::scalar::Scalar>($($arg),*),
                 }
             }

@@ -39,18 +39,22 @@ impl Noise {
     }
 }
 
-/// Every tier beyond the oracle that this machine can run. Those it cannot are named aloud.
-pub fn fast_tiers() -> Vec<Tier> {
+/// Every tier that this machine can run, the oracle first. Those it cannot are named aloud.
+pub fn tiers() -> Vec<Tier> {
     Tier::ALL
         .into_iter()
-        .filter(|&tier| tier != Tier::Scalar)
         .filter(|tier| {
             if !tier.is_supported() {
-                eprintln!("SKIPPED tier {tier}: this CPU lacks its instructions");
+                eprintln!("SKIPPED tier {tier}: this CPU lacks {}", tier.missing().join(", "));
             }
             tier.is_supported()
         })
         .collect()
+}
+
+/// The same without the oracle.
+pub fn fast_tiers() -> Vec<Tier> {
+    tiers().into_iter().filter(|&tier| tier != Tier::Scalar).collect()
 }
 
 /// Mean squared error over mean square of the reference.
