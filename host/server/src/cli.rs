@@ -121,6 +121,9 @@ pub struct ServeArgs {
     /// Compute threads [default: one a core].
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Instruction set of the kernels; all give the same tokens [default: $PENSTOCK_CPU_TIER, else the fastest of this machine].
+    #[arg(long, value_name = "NAME")]
+    pub cpu_tier: Option<String>,
     /// KV blocks of each replica, 16 tokens each [default: 2048].
     #[arg(long, value_name = "N")]
     pub kv_blocks: Option<u32>,
@@ -147,6 +150,7 @@ impl ServeArgs {
         set(&mut config.server.listen, args.listen);
         set(&mut config.replicas.count, args.replicas);
         set(&mut config.replicas.threads, args.threads);
+        set(&mut config.replicas.cpu_tier, args.cpu_tier.or_else(tier_of_environment));
         set(&mut config.replicas.kv_blocks, args.kv_blocks);
         set(&mut config.replicas.overlap, args.overlap);
         set(&mut config.server.drain_grace_s, args.drain_grace);
@@ -162,6 +166,12 @@ impl ServeArgs {
         faults.extend(config.check());
         if faults.is_empty() { Ok(config) } else { Err(faults) }
     }
+}
+
+/// The variable, unless it is empty. What is no text is refused later, as a name that no tier has.
+fn tier_of_environment() -> Option<String> {
+    let name = std::env::var_os("PENSTOCK_CPU_TIER").filter(|name| !name.is_empty())?;
+    Some(name.to_string_lossy().into_owned())
 }
 
 fn set<T>(value: &mut T, flag: Option<T>) {

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use penstock_base::{ClassRank, Duration, limits};
 use penstock_engine::{DecisionsConfig, EngineConfig, EngineLimits, JournalConfig, ServedModel, Vocabulary};
 use penstock_exec::Executor;
-use penstock_exec_cpu::{CpuExecutor, CpuModel, CpuOptions, MemoryBudget, Numerics, ThreadPool};
+use penstock_exec_cpu::{CpuExecutor, CpuModel, CpuOptions, MemoryBudget, Numerics, ThreadPool, Tier};
 use penstock_hub::{Said, Settings, Source};
 use penstock_model::{Model, OpenOptions, Tokenizer, cache_dir};
 use penstock_sched::gateway::GatewayConfig;
@@ -111,8 +111,9 @@ pub fn executors(config: &Config, model: &Model) -> Result<Vec<Box<dyn Executor>
     let threads = if config.replicas.threads == 0 { cores } else { config.replicas.threads };
     let threads = Arc::new(ThreadPool::new(threads).context("start compute threads")?);
     let budget = MemoryBudget::new(memory_bytes().map_or(usize::MAX, |bytes| bytes / 100 * MEMORY_PERCENT));
-    let numerics = Numerics::default();
-    tracing::info!(tier = ?numerics.tier, threads = threads.threads(), "packing the weights");
+    let tier = Tier::choose(&config.replicas.cpu_tier).context("replicas.cpu_tier")?;
+    let numerics = Numerics { tier, ..Numerics::default() };
+    tracing::info!(%tier, threads = threads.threads(), "packing the weights");
     let weights = Arc::new(CpuModel::load(model, threads, &budget, numerics)?);
     let options = CpuOptions {
         kv_blocks: config.replicas.kv_blocks,

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use penstock_base::limits;
+use penstock_exec_cpu::Tier;
 use serde::de::DeserializeOwned;
 
 use super::sections::{AdminListen, Config};
@@ -160,6 +161,9 @@ impl Config {
                 faults.push(format!("classes.{name}: a class is \"0\" to \"7\""));
             }
         }
+        if let Err(fault) = Tier::choose(&self.replicas.cpu_tier) {
+            faults.push(format!("replicas.cpu_tier: {fault}"));
+        }
         faults.extend(self.check_admin());
         faults
     }
@@ -207,6 +211,16 @@ mod tests {
         assert!(faults.contains("loopback"), "{faults}");
         parse("[server]\nadmin_listen = \"0.0.0.0:9000\"\nadmin_token_file = \"token\"\n").unwrap();
         parse("[server]\nadmin_listen = \"off\"\n").unwrap();
+    }
+
+    #[test]
+    fn a_tier_is_taken_by_its_name_and_refused_with_the_names_there_are() {
+        assert_eq!(parse("[replicas]\ncpu_tier = \"scalar\"\n").unwrap().replicas.cpu_tier, "scalar");
+        let faults = parse("[replicas]\ncpu_tier = \"sse2\"\n").unwrap_err().to_string();
+        assert!(faults.contains("replicas.cpu_tier: `sse2`") && faults.contains("auto, scalar"), "{faults}");
+        let foreign = if cfg!(target_arch = "aarch64") { "avx2" } else { "neon" };
+        let faults = parse(&format!("[replicas]\ncpu_tier = \"{foreign}\"\n")).unwrap_err().to_string();
+        assert!(faults.contains(&format!("tier {foreign} needs")), "{faults}");
     }
 
     #[test]

@@ -183,6 +183,8 @@ pub struct ReplicasConfig {
     pub count: u32,
     /// Compute threads; 0 is one a core.
     pub threads: usize,
+    /// Instruction set of the kernels, by name; `auto` is the fastest of this machine.
+    pub cpu_tier: String,
     /// KV blocks of each replica.
     pub kv_blocks: u32,
     /// Tokens in a block.
@@ -348,6 +350,7 @@ impl Default for ReplicasConfig {
         Self {
             count: 1,
             threads: 0,
+            cpu_tier: "auto".to_owned(),
             kv_blocks: 2_048,
             block_size_tokens: 16,
             slots: 64,
