@@ -40,8 +40,10 @@ const AARCH64: &[Need] = &[("aarch64", || false)];
 
 /// Beside tiles, the instructions that all but the matrix product run on.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-const AMX: &[Need] =
-    &[("avx512-vnni", || Tier::Avx512Vnni.is_supported()), ("AMX tiles with int8 and bfloat16", crate::amx::is_supported)];
+const AMX: &[Need] = &[
+    ("avx512-vnni", || Tier::Avx512Vnni.is_supported()),
+    ("AMX tiles with int8 and bfloat16", crate::amx::is_supported),
+];
 
 impl Tier {
     /// Every tier, slowest first.
