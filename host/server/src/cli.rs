@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
-use crate::config::{AdminListen, Config, Faults, StateDir};
+use crate::config::{AdminListen, Config, Faults, PackedCacheMode, StateDir};
 use crate::journal::VerifyArgs;
 use crate::policies::command::PolicyArgs;
 
@@ -94,6 +94,9 @@ pub struct ServeArgs {
     /// Name of the model in the API [default: from the path].
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
+    /// Packed weights of earlier starts: read into huge pages (copy), mapped and shared among processes (map), or neither read nor written (off) [default: copy].
+    #[arg(long, value_name = "MODE", value_enum, hide_possible_values = true)]
+    pub packed_cache: Option<PackedCacheMode>,
     /// Address to listen on [default: 127.0.0.1:8000].
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<SocketAddr>,
@@ -124,6 +127,9 @@ pub struct ServeArgs {
     /// Instruction set of the kernels; all give the same tokens [default: $PENSTOCK_CPU_TIER, else the fastest of this machine].
     #[arg(long, value_name = "NAME")]
     pub cpu_tier: Option<String>,
+    /// Keep each compute thread to a core of its own; there must be as many cores as threads [default: threads move freely].
+    #[arg(long)]
+    pub pin_threads: bool,
     /// KV blocks of each replica, 16 tokens each [default: 2048].
     #[arg(long, value_name = "N")]
     pub kv_blocks: Option<u32>,
@@ -147,6 +153,8 @@ impl ServeArgs {
         let (mut config, mut faults) = crate::config::read(self.config.as_deref());
         let args = self.clone();
         set(&mut config.model.path, args.model);
+        set(&mut config.model.packed_cache, args.packed_cache);
+        config.replicas.pin_threads |= args.pin_threads;
         set(&mut config.server.listen, args.listen);
         set(&mut config.replicas.count, args.replicas);
         set(&mut config.replicas.threads, args.threads);

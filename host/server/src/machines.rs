@@ -8,13 +8,16 @@ use anyhow::{Context as _, Result, bail, ensure};
 use penstock_base::{ClassRank, Duration, limits};
 use penstock_engine::{DecisionsConfig, EngineConfig, EngineLimits, JournalConfig, ServedModel, Vocabulary};
 use penstock_exec::Executor;
-use penstock_exec_cpu::{CpuExecutor, CpuModel, CpuOptions, MemoryBudget, Numerics, ThreadPool, Tier};
+use penstock_exec_cpu::{
+    CpuExecutor, CpuModel, CpuOptions, MemoryBudget, Numerics, PackedCache, PackedMode, PackedOutcome, ThreadPool,
+    Tier, packed_places,
+};
 use penstock_hub::{Said, Settings, Source};
 use penstock_model::{Model, OpenOptions, Tokenizer, cache_dir};
 use penstock_sched::gateway::GatewayConfig;
 use penstock_sched::replica::ReplicaConfig;
 
-use crate::config::Config;
+use crate::config::{Config, PackedCacheMode};
 
 /// Share of the machine's memory that weights and KV may take together, in percent; the rest is for prompts, buffers and others.
 const MEMORY_PERCENT: usize = 80;
@@ -106,15 +109,29 @@ pub fn model_name(config: &Config, located: &Located) -> String {
 ///
 /// # Errors
 /// What the kernels do not do, and memory that is not there.
-pub fn executors(config: &Config, model: &Model) -> Result<Vec<Box<dyn Executor>>> {
+pub fn executors(config: &Config, located: &Located, model: &Model) -> Result<Vec<Box<dyn Executor>>> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = if config.replicas.threads == 0 { cores } else { config.replicas.threads };
-    let threads = Arc::new(ThreadPool::new(threads).context("start compute threads")?);
+    let threads = if config.replicas.pin_threads { ThreadPool::pinned(threads) } else { ThreadPool::new(threads) };
+    let threads = Arc::new(threads.context("start compute threads (replicas.threads, replicas.pin_threads)")?);
     let budget = MemoryBudget::new(memory_bytes().map_or(usize::MAX, |bytes| bytes / 100 * MEMORY_PERCENT));
     let tier = Tier::choose(&config.replicas.cpu_tier).context("replicas.cpu_tier")?;
     let numerics = Numerics { tier, ..Numerics::default() };
-    tracing::info!(%tier, threads = threads.threads(), "packing the weights");
-    let weights = Arc::new(CpuModel::load(model, threads, &budget, numerics)?);
+    tracing::info!(%tier, threads = threads.threads(), pinned = config.replicas.pin_threads, "loading the weights");
+    let source = model.manifest().weights;
+    let cache = PackedCache {
+        mode: match config.model.packed_cache {
+            PackedCacheMode::Copy => PackedMode::Copy,
+            PackedCacheMode::Map => PackedMode::Map,
+            PackedCacheMode::Off => PackedMode::Off,
+        },
+        source,
+        places: packed_places(&located.path, &source, cache_dir::packed_dir().as_deref()),
+    };
+    let start = std::time::Instant::now();
+    let (weights, outcome) = CpuModel::load_cached(model, &cache, threads, &budget, numerics)?;
+    tell(&outcome, start.elapsed());
+    let weights = Arc::new(weights);
     let options = CpuOptions {
         kv_blocks: config.replicas.kv_blocks,
         block_size_tokens: config.replicas.block_size_tokens,
@@ -133,6 +150,23 @@ pub fn executors(config: &Config, model: &Model) -> Result<Vec<Box<dyn Executor>
         executors.push(Box::new(executor));
     }
     Ok(executors)
+}
+
+/// Says where the weights came from. What kept a file from being used or written costs time and nothing else.
+fn tell(outcome: &PackedOutcome, took: std::time::Duration) {
+    for (path, why) in &outcome.unusable {
+        tracing::warn!(path = %path.display(), %why, "a file of packed weights cannot be used");
+    }
+    for (path, why) in &outcome.unwritable {
+        // Beside a model that others own nothing can be written; that is no fault while another place will do.
+        if outcome.written.is_some() {
+            tracing::debug!(path = %path.display(), %why, "packed weights are not kept here");
+        } else {
+            tracing::warn!(path = %path.display(), %why, "packed weights are not kept here");
+        }
+    }
+    let is_hit = outcome.read.is_some();
+    tracing::info!(%outcome, hit = is_hit, mib = outcome.bytes >> 20, seconds = took.as_secs_f32(), "weights are ready");
 }
 
 /// Physical memory, where the system tells.

@@ -44,7 +44,7 @@ pub fn run(config: Config) -> Result<()> {
     let located = machines::locate(&config)?;
     let model = Arc::new(machines::open(&located)?);
     let name = machines::model_name(&config, &located);
-    let executors = machines::executors(&config, &model)?;
+    let executors = machines::executors(&config, &located, &model)?;
     let served = machines::served_model(name.clone(), &model);
     let (reports, inbox) = Keeper::inbox();
     let settings = MakerSettings {

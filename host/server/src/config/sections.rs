@@ -173,6 +173,21 @@ pub struct ModelConfig {
     pub path: String,
     /// Name in the API; derived from the path when absent.
     pub name: Option<String>,
+    /// What is done with files of packed weights.
+    pub packed_cache: PackedCacheMode,
+}
+
+/// What is done with files of packed weights, which spare a start the packing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum PackedCacheMode {
+    /// They are read into huge pages.
+    #[default]
+    Copy,
+    /// They are mapped, and shared by all processes that do so.
+    Map,
+    /// There are none: every start packs.
+    Off,
 }
 
 /// How it is computed.
@@ -185,6 +200,8 @@ pub struct ReplicasConfig {
     pub threads: usize,
     /// Instruction set of the kernels, by name; `auto` is the fastest of this machine.
     pub cpu_tier: String,
+    /// Keep compute threads to a core each.
+    pub pin_threads: bool,
     /// KV blocks of each replica.
     pub kv_blocks: u32,
     /// Tokens in a block.
@@ -341,7 +358,7 @@ impl Default for HttpConfig {
 
 impl Default for ModelConfig {
     fn default() -> Self {
-        Self { path: "demo".to_owned(), name: None }
+        Self { path: "demo".to_owned(), name: None, packed_cache: PackedCacheMode::Copy }
     }
 }
 
@@ -351,6 +368,7 @@ impl Default for ReplicasConfig {
             count: 1,
             threads: 0,
             cpu_tier: "auto".to_owned(),
+            pin_threads: false,
             kv_blocks: 2_048,
             block_size_tokens: 16,
             slots: 64,
