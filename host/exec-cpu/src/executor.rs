@@ -92,7 +92,7 @@ impl CpuExecutor {
         let geometry = Geometry {
             block_size_tokens: options.block_size_tokens,
             blocks: options.kv_blocks,
-            kv_token_bytes: (config.layers * config.kv_rows() * 2 * size_of::<u16>()) as u64,
+            kv_token_bytes: shape.token_bytes().unwrap_or_default() as u64,
             slots: options.slots,
             step_tokens_max: options.step_tokens_max,
             context_tokens_max: match options.context_tokens_max {

@@ -103,10 +103,17 @@ impl Forward {
         &self.model
     }
 
-    /// The shape of a KV pool for `model`.
+    /// The shape of a KV pool for `model`, holding numbers as it was told to.
     pub fn kv_shape(model: &CpuModel, block_tokens: usize, blocks: usize) -> KvShape {
         let config = &model.config;
-        KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, block_tokens, blocks }
+        KvShape {
+            layers: config.layers,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            block_tokens,
+            blocks,
+            dtype: model.kv_dtype,
+        }
     }
 
     /// Hidden states kept by the last [`Forward::run`].

@@ -25,4 +25,4 @@ pub use forward::{Forward, Keep, SequenceRows};
 pub use model::{CpuModel, Numerics};
 pub use packed_cache::{PackedCache, PackedMode, PackedOutcome, packed_places};
 pub use packed_file::Unusable;
-pub use penstock_kernels_cpu::{MemoryBudget, Precision, ThreadPool, Tier, TierError};
+pub use penstock_kernels_cpu::{KvDtype, MemoryBudget, Precision, ThreadPool, Tier, TierError};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use penstock_base::plan::{BatchFailure, Plan, PlanOp, PlanRow, Task, TokenSource};
 use penstock_base::{BatchId, BlockRef, RequestId, SeqId, Slot};
 use penstock_exec::{BatchResult, Executor, Masks, SamplingParams, SlotOpening, Step};
-use penstock_exec_cpu::{CpuError, CpuExecutor, CpuModel, CpuOptions, MemoryBudget, Tier};
+use penstock_exec_cpu::{CpuError, CpuExecutor, CpuModel, CpuOptions, KvDtype, MemoryBudget, Numerics, Tier};
 use penstock_model::RopeLayout;
 use support::{Noise, TinyModel};
 
@@ -391,6 +391,10 @@ fn geometry_and_options_are_checked() {
     assert_eq!((geometry.block_size_tokens, geometry.blocks, geometry.slots), (16, 80, 12));
     // Two layers, keys and values of two heads of 32, two bytes each.
     assert_eq!(geometry.kv_token_bytes, 2 * 2 * 2 * 32 * 2);
+    // A byte each in int8, and a scale of four for the keys and one for the values of each head.
+    let numerics = Numerics { kv_dtype: KvDtype::Int8, ..Numerics::default() };
+    let int8 = self::executor(&TinyModel::new(RopeLayout::Interleaved, true).load_with(1, numerics));
+    assert_eq!(int8.geometry().kv_token_bytes, 2 * 2 * 2 * (32 + 4));
     assert_eq!((geometry.context_tokens_max, geometry.vocabulary, geometry.step_tokens_max), (512, 203, 300));
     let build = |options: CpuOptions, budget: usize| {
         CpuExecutor::new(Arc::clone(&model), &options, &MemoryBudget::new(budget)).map(|e| e.geometry().clone())

@@ -4,7 +4,7 @@ mod support;
 
 use std::sync::Arc;
 
-use penstock_exec_cpu::{CpuModel, Forward, Keep, MemoryBudget, Numerics, Precision, SequenceRows, Tier};
+use penstock_exec_cpu::{CpuModel, Forward, Keep, KvDtype, MemoryBudget, Numerics, Precision, SequenceRows, Tier};
 use penstock_kernels_cpu::KvPool;
 use penstock_model::weights::{LayerPart, TensorRole};
 use penstock_model::{DType, RopeLayout};
@@ -69,13 +69,18 @@ fn the_pass_is_near_its_f64_twin() {
         let wanted: Vec<f64> = tiny.reference(&tokens).concat();
         for tier in [Tier::Scalar].into_iter().chain(fast_tier()) {
             // The f32 weights are rounded to int8, at about 5e-5 of noise power a product; int8 activations add as much again.
-            for (precision, bound) in [(Precision::Int15, 5e-4), (Precision::Int8, 1e-3)] {
-                let model = tiny.load_with(1, Numerics { tier, precision });
+            // int8 keys and values add less than the weights do: their step is as long, and they are rounded once.
+            for (precision, kv_dtype, bound) in [
+                (Precision::Int15, KvDtype::Bf16, 5e-4),
+                (Precision::Int8, KvDtype::Bf16, 1e-3),
+                (Precision::Int15, KvDtype::Int8, 1e-3),
+            ] {
+                let model = tiny.load_with(1, Numerics { tier, precision, kv_dtype });
                 let got = logits(&model, std::slice::from_ref(&tokens), PLAIN).concat();
                 let error: f64 = got.iter().zip(&wanted).map(|(&g, w)| (f64::from(g) - w).powi(2)).sum();
                 let nmse = error / wanted.iter().map(|w| w * w).sum::<f64>();
-                println!("{layout:?} {tier} {precision:?}: nmse {nmse:e}");
-                assert!(nmse < bound, "{layout:?} {tier} {precision:?}: nmse {nmse:e}");
+                println!("{layout:?} {tier} {precision:?} {kv_dtype}: nmse {nmse:e}");
+                assert!(nmse < bound, "{layout:?} {tier} {precision:?} {kv_dtype}: nmse {nmse:e}");
             }
         }
     }
@@ -92,7 +97,7 @@ fn error_of(tiny: &TinyModel, numerics: Numerics) -> f64 {
 
 #[test]
 fn every_storage_type_serves_as_embedding_matrix_and_head() {
-    let numerics = Numerics { tier: Tier::detect(), precision: Precision::Int15 };
+    let numerics = Numerics { precision: Precision::Int15, ..Numerics::default() };
     for dtype in DType::ALL {
         for tied in [true, false] {
             let error = error_of(&TinyModel::stored(tied, |_| dtype), numerics);
@@ -116,7 +121,7 @@ fn types_may_be_mixed_inside_a_layer() {
         _ => DType::Q4K,
     });
     for tier in [Tier::Scalar].into_iter().chain(fast_tier()) {
-        let error = error_of(&mixed, Numerics { tier, precision: Precision::Int15 });
+        let error = error_of(&mixed, Numerics { tier, precision: Precision::Int15, ..Numerics::default() });
         assert!(error < 2e-4, "{tier}: nmse {error:e}");
     }
 }
@@ -127,19 +132,23 @@ fn bits_depend_on_the_sequence_alone() {
     let mut noise = Noise(2);
     let sequences: Vec<Vec<u32>> = [1, 15, 33, 130, 150].map(|n| noise.tokens(n, tiny.config.vocab)).into();
     let tier = Tier::detect();
-    let model = tiny.load(1, tier);
-    let alone: Vec<Vec<f32>> = sequences.iter().flat_map(|s| logits(&model, std::slice::from_ref(s), PLAIN)).collect();
-    let wanted = bits(&alone);
-    for setting in [
-        PLAIN,
-        Setting { chunk: 1, placement: 3, ..PLAIN },
-        Setting { chunk: 9, placement: 4, ..PLAIN },
-        Setting { chunk: 64, block_tokens: 32, ..PLAIN },
-    ] {
-        assert_eq!(bits(&logits(&model, &sequences, setting)), wanted, "chunk {}", setting.chunk);
-    }
-    for threads in [2, 3] {
-        assert_eq!(bits(&logits(&tiny.load(threads, tier), &sequences, PLAIN)), wanted, "{threads} threads");
+    for kv_dtype in KvDtype::ALL {
+        let load = |threads| tiny.load_with(threads, Numerics { tier, kv_dtype, ..Numerics::default() });
+        let model = load(1);
+        let alone: Vec<Vec<f32>> =
+            sequences.iter().flat_map(|s| logits(&model, std::slice::from_ref(s), PLAIN)).collect();
+        let wanted = bits(&alone);
+        for setting in [
+            PLAIN,
+            Setting { chunk: 1, placement: 3, ..PLAIN },
+            Setting { chunk: 9, placement: 4, ..PLAIN },
+            Setting { chunk: 64, block_tokens: 32, ..PLAIN },
+        ] {
+            assert_eq!(bits(&logits(&model, &sequences, setting)), wanted, "chunk {}, {kv_dtype}", setting.chunk);
+        }
+        for threads in [2, 3] {
+            assert_eq!(bits(&logits(&load(threads), &sequences, PLAIN)), wanted, "{threads} threads, {kv_dtype}");
+        }
     }
 }
 
@@ -147,13 +156,14 @@ fn bits_depend_on_the_sequence_alone() {
 fn every_tier_gives_the_oracles_bits() {
     let tiny = TinyModel::new(RopeLayout::Halves, false);
     let sequences = [Noise(3).tokens(37, tiny.config.vocab), Noise(4).tokens(3, tiny.config.vocab)];
-    let wanted = bits(&logits(&tiny.load(1, Tier::Scalar), &sequences, PLAIN));
-    for tier in Tier::ALL.into_iter().skip(1) {
+    for (tier, kv_dtype) in Tier::ALL.into_iter().skip(1).flat_map(|tier| KvDtype::ALL.map(|dtype| (tier, dtype))) {
+        let load = |threads, tier| tiny.load_with(threads, Numerics { tier, kv_dtype, ..Numerics::default() });
         if !tier.is_supported() {
             eprintln!("SKIPPED tier {tier}: this CPU lacks its instructions");
             continue;
         }
-        assert_eq!(bits(&logits(&tiny.load(2, tier), &sequences, PLAIN)), wanted, "{tier}");
+        let wanted = bits(&logits(&load(1, Tier::Scalar), &sequences, PLAIN));
+        assert_eq!(bits(&logits(&load(2, tier), &sequences, PLAIN)), wanted, "{tier} {kv_dtype}");
     }
 }
 

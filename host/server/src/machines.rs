@@ -9,15 +9,15 @@ use penstock_base::{ClassRank, Duration, limits};
 use penstock_engine::{DecisionsConfig, EngineConfig, EngineLimits, JournalConfig, ServedModel, Vocabulary};
 use penstock_exec::Executor;
 use penstock_exec_cpu::{
-    CpuExecutor, CpuModel, CpuOptions, MemoryBudget, Numerics, PackedCache, PackedMode, PackedOutcome, ThreadPool,
-    Tier, packed_places,
+    CpuExecutor, CpuModel, CpuOptions, KvDtype, MemoryBudget, Numerics, PackedCache, PackedMode, PackedOutcome,
+    ThreadPool, Tier, packed_places,
 };
 use penstock_hub::{Said, Settings, Source};
 use penstock_model::{Model, OpenOptions, Tokenizer, cache_dir};
 use penstock_sched::gateway::GatewayConfig;
 use penstock_sched::replica::ReplicaConfig;
 
-use crate::config::{Config, PackedCacheMode};
+use crate::config::{self, Config, PackedCacheMode};
 
 /// Share of the machine's memory that weights and KV may take together, in percent; the rest is for prompts, buffers and others.
 const MEMORY_PERCENT: usize = 80;
@@ -116,8 +116,8 @@ pub fn executors(config: &Config, located: &Located, model: &Model) -> Result<Ve
     let threads = Arc::new(threads.context("start compute threads (replicas.threads, replicas.pin_threads)")?);
     let budget = MemoryBudget::new(memory_bytes().map_or(usize::MAX, |bytes| bytes / 100 * MEMORY_PERCENT));
     let tier = Tier::choose(&config.replicas.cpu_tier).context("replicas.cpu_tier")?;
-    let numerics = Numerics { tier, ..Numerics::default() };
-    tracing::info!(%tier, threads = threads.threads(), pinned = config.replicas.pin_threads, "loading the weights");
+    let numerics = Numerics { tier, kv_dtype: kv_dtype(config), ..Numerics::default() };
+    tracing::info!(%tier, kv_dtype = %numerics.kv_dtype, threads = threads.threads(), pinned = config.replicas.pin_threads, "loading the weights");
     let source = model.manifest().weights;
     let cache = PackedCache {
         mode: match config.model.packed_cache {
@@ -241,11 +241,19 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
     Ok(EngineConfig { gateway, replica, limits: bounds, decisions, journal, ..EngineConfig::default() })
 }
 
+/// How the executors hold keys and values.
+fn kv_dtype(config: &Config) -> KvDtype {
+    match config.replicas.kv_dtype {
+        config::KvDtype::Bf16 => KvDtype::Bf16,
+        config::KvDtype::Int8 => KvDtype::Int8,
+    }
+}
+
 /// The model as the engine must know it.
-pub fn served_model(name: String, model: &Model) -> ServedModel {
+pub fn served_model(config: &Config, name: String, model: &Model) -> ServedModel {
     // What the CPU kernels store and how they round on the way there: both are part of the identity of cached blocks.
     let layout = format!("paged-by-head/{:?}", Numerics::default().precision);
-    let namespace = model.manifest().namespace(None, "bf16", &layout);
+    let namespace = model.manifest().namespace(None, kv_dtype(config).name(), &layout);
     ServedModel { name, namespace, vocabulary: Arc::new(Bytes(Arc::clone(model.tokenizer()))) }
 }
 

@@ -45,7 +45,7 @@ pub fn run(config: Config) -> Result<()> {
     let model = Arc::new(machines::open(&located)?);
     let name = machines::model_name(&config, &located);
     let executors = machines::executors(&config, &located, &model)?;
-    let served = machines::served_model(name.clone(), &model);
+    let served = machines::served_model(&config, name.clone(), &model);
     let (reports, inbox) = Keeper::inbox();
     let settings = MakerSettings {
         cache_dir: deployment::default_dir("compiled-policies"),
@@ -167,6 +167,7 @@ fn announce(app: &App, listeners: &Listeners, start: Instant) {
         origin = app.model.manifest().origin.as_deref().unwrap_or("this machine"),
         replicas = app.config.replicas.count,
         kv_blocks = app.config.replicas.kv_blocks,
+        kv_dtype = ?app.config.replicas.kv_dtype,
         context_tokens = app.context_tokens_max,
         tenants = app.tenants().len(),
         policies = app.publication.summary(),

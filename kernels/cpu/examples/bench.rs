@@ -4,8 +4,8 @@
 //! processor time of several repetitions counts; on a busy machine only the ratios of neighbouring lines mean much.
 
 use penstock_kernels_cpu::{
-    Activations, AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvPool, KvShape, MemoryBudget, PackedMatrix,
-    Part, Precision, SourceFormat, Store, ThreadPool, Tier, attend, ceiling, logits, multiply,
+    Activations, AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvDtype, KvPool, KvShape, MemoryBudget,
+    PackedMatrix, Part, Precision, SourceFormat, Store, ThreadPool, Tier, attend, ceiling, logits, multiply,
 };
 
 /// Least processor time of several calls, shared among the threads: other processes cost little of it, waiting for a thread does count.
@@ -162,53 +162,96 @@ fn head(pool: &ThreadPool, tiers: &[Tier]) {
     }
 }
 
+/// Rows of equal length, each of a sequence of its own.
+struct AttentionCase {
+    name: &'static str,
+    sequences: usize,
+    rows: usize,
+    context: usize,
+    /// Blocks at the front that all sequences have in common.
+    shared_blocks: usize,
+}
+
+/// Over bfloat16 and over int8, and with each row alone where rows have tokens in common. What is compared takes turns.
 fn attention(pool: &ThreadPool, tiers: &[Tier]) {
     let budget = MemoryBudget::new(2 << 30);
-    let shape = KvShape { layers: 4, kv_heads: 3, head_dim: 64, block_tokens: 16, blocks: 2048 };
-    let mut kv = KvPool::new(&budget, shape).expect("fits");
-    for block in 0..2048 {
-        kv.block_mut(block).fill(0x3c);
-    }
+    let pools = KvDtype::ALL.map(|dtype| {
+        let shape = KvShape { layers: 4, kv_heads: 3, head_dim: 64, block_tokens: 16, blocks: 2048, dtype };
+        let mut kv = KvPool::new(&budget, shape).expect("fits");
+        for block in 0..2048 {
+            kv.block_mut(block).fill(0x3c);
+        }
+        kv
+    });
     for (name, sequences, rows, context, shared_blocks) in [
         ("decode", 16, 1, 127, 0),
+        ("decode", 16, 1, 255, 0),
         ("decode", 16, 1, 575, 0),
         ("decode", 16, 1, 575, 32),
         ("decode", 16, 1, 1023, 0),
+        ("decode", 1, 1, 255, 0),
         ("decode", 1, 1, 1023, 0),
         ("prefill", 1, 512, 0, 0),
     ] {
-        let total = sequences * rows;
-        let queries = noise(total * 576, 3);
-        let mut out = vec![0f32; total * 576];
-        let blocks = (context + rows).div_ceil(16);
-        // A fixed disorder: blocks at a constant distance would meet in the same sets of the caches.
-        let place = |b: usize, s: usize| ((b * sequences + s) * 1021 % 2048) as u32;
-        let table = |s| (0..blocks).map(|b| place(b, if b < shared_blocks { 0 } else { s })).collect();
-        let tables: Vec<Vec<u32>> = (0..sequences).map(table).collect();
+        let case = AttentionCase { name, sequences, rows, context, shared_blocks };
         for &tier in tiers.iter().filter(|&&tier| tier != Tier::Scalar) {
-            let mut plan = AttentionPlan::new();
-            let runs =
-                tables.iter().enumerate().map(|(s, table)| AttentionRun { first_row: s * rows, rows, context, table });
-            plan.set(&kv, 9, tier, pool.threads(), runs);
-            let mut session = pool.enter();
-            let seconds = best_seconds(pool.threads(), 5, || {
-                for index in 0..4 {
-                    let layer = AttentionLayer { index, scale: 0.125, window: None };
-                    let from = HeadRows { data: queries.as_slice(), stride: 576, column: 0 };
-                    let to = HeadRows { data: out.as_mut_slice(), stride: 576, column: 0 };
-                    attend(&mut session, &plan, &kv, layer, from, to).expect("attends");
-                }
-            }) / 4.0;
-            let seen = (sequences * (0..rows).map(|r| context + r + 1).sum::<usize>()) as f64;
-            let rate = seen * 9.0 * 64.0 * 4.0 / seconds / 1e9;
-            println!(
-                "attention {name:8} {sequences:2} x {rows:3} rows after {context:4}, {:4} shared, {:12} {:8.3} ms a layer  {rate:6.1} GFLOP/s",
-                shared_blocks * 16,
-                tier.name(),
-                seconds * 1e3
-            );
+            attention_case(pool, tier, &pools, &case);
         }
     }
+}
+
+fn attention_case(pool: &ThreadPool, tier: Tier, pools: &[KvPool; 2], case: &AttentionCase) {
+    let &AttentionCase { name, sequences, rows, context, shared_blocks } = case;
+    let total = sequences * rows;
+    let queries = noise(total * 576, 3);
+    let mut out = vec![0f32; total * 576];
+    let blocks = (context + rows).div_ceil(16);
+    // A fixed disorder: blocks at a constant distance would meet in the same sets of the caches.
+    let place = |b: usize, s: usize| ((b * sequences + s) * 1021 % 2048) as u32;
+    let table = |s| (0..blocks).map(|b| place(b, if b < shared_blocks { 0 } else { s })).collect();
+    let tables: Vec<Vec<u32>> = (0..sequences).map(table).collect();
+    let runs: Vec<AttentionRun<'_>> = tables
+        .iter()
+        .enumerate()
+        .map(|(s, table)| AttentionRun { first_row: s * rows, rows, context, table })
+        .collect();
+    let plan = |runs: &[AttentionRun<'_>]| {
+        let mut plan = AttentionPlan::new();
+        plan.set(&pools[0], 9, tier, pool.threads(), runs.iter().copied());
+        plan
+    };
+    let together = vec![plan(&runs)];
+    let alone: Vec<AttentionPlan> = runs.iter().map(|run| plan(&[*run])).collect();
+    let mut session = pool.enter();
+    let mut attend_with = |plans: &[AttentionPlan], kv: &KvPool| {
+        for index in 0..4 {
+            for plan in plans {
+                let layer = AttentionLayer { index, scale: 0.125, window: None };
+                let from = HeadRows { data: queries.as_slice(), stride: 576, column: 0 };
+                let to = HeadRows { data: out.as_mut_slice(), stride: 576, column: 0 };
+                attend(&mut session, plan, kv, layer, from, to).expect("attends");
+            }
+        }
+    };
+    let mut best = [f64::INFINITY; 3];
+    let ways = [(&together, &pools[0]), (&together, &pools[1]), (&alone, &pools[0])];
+    let count = if shared_blocks > 0 { 3 } else { 2 };
+    for _ in 0..5 {
+        for (best, (plans, kv)) in best.iter_mut().zip(ways).take(count) {
+            *best = best.min(best_seconds(pool.threads(), 2, || attend_with(plans, kv)) / 4.0);
+        }
+    }
+    let seen = (sequences * (0..rows).map(|r| context + r + 1).sum::<usize>()) as f64;
+    let gigabytes = (sequences * (context + rows)) as f64 * 3.0 * 64.0 * 4.0 / best[0] / 1e9;
+    println!(
+        "attention {name:8} {sequences:2} x {rows:3} rows after {context:4}, {:4} shared, {:12} {:8.3} ms a layer  {:6.1} GFLOP/s {gigabytes:5.1} GB/s, int8 {:.2} of the time{}",
+        shared_blocks * 16,
+        tier.name(),
+        best[0] * 1e3,
+        seen * 9.0 * 64.0 * 4.0 / best[0] / 1e9,
+        best[1] / best[0],
+        if count > 2 { format!(", each row alone {:.2}", best[2] / best[0]) } else { String::new() }
+    );
 }
 
 fn main() {

@@ -1,17 +1,30 @@
-//! The KV pool: bfloat16 keys and values of all layers, in blocks of tokens.
+//! The KV pool: keys and values of all layers, in blocks of tokens, as bfloat16 or as scaled int8.
 //!
 //! # Layout
 //! ```text
-//! pool    [block][layer][kv head][group of 16 tokens] { keys, values }
+//! pool    [block][layer][kv head][group of 16 tokens] { keys, values, int8 alone: key scales, value scales }
+//!
+//! bfloat16
 //! keys    [head_dim / 2][16 tokens][2]    two neighbouring dimensions of sixteen tokens: one load scores sixteen tokens
 //! values  [8][head_dim][2]                two neighbouring tokens of each dimension
+//!
+//! int8, biased by 128 to an unsigned byte
+//! keys    [head_dim / 4][16 tokens][4]    four neighbouring dimensions of sixteen tokens
+//! values  [4][head_dim][4]                four neighbouring tokens of each dimension
+//! scales  [16 tokens] f32                 of keys, and behind them of values
 //! ```
 //!
-//! A block is one contiguous range over all layers, so that copying, moving or sending one is a single copy. The pairs are what bfloat16
-//! dot-product instructions and AMX tiles consume.
+//! A block is one contiguous range over all layers, so that copying, moving or sending one is a single copy. The groups of two and four are
+//! what dot-product instructions and AMX tiles consume.
+//!
+//! # int8
+//! The keys of one head of one token share a scale, and so do its values: the largest magnitude over 127. A number is held as its quotient
+//! by the scale, rounded to the nearest integer, ties to even. Magnitudes below 1e-30 count as zero. A head whose keys or values are not finite
+//! has NaN for both scales, so that whatever sees the token is not finite either.
 
 use std::fmt;
 
+use crate::activation::TINY;
 use crate::half::f32_to_bf16;
 use crate::lanes::LANES;
 use crate::memory::{HugeBuffer, MemoryBudget, MemoryError};
@@ -19,6 +32,43 @@ use crate::pool::{Session, SharedMut, TaskPanicked};
 
 /// Tokens that lie together inside a block.
 pub const GROUP_TOKENS: usize = LANES;
+
+/// How a pool holds keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum KvDtype {
+    /// bfloat16: two bytes a number.
+    #[default]
+    Bf16,
+    /// Eight bits a number, and a scale for the keys and one for the values of each head of a token.
+    Int8,
+}
+
+impl KvDtype {
+    /// Every way, the default first.
+    pub const ALL: [KvDtype; 2] = [KvDtype::Bf16, KvDtype::Int8];
+
+    /// Its name in configuration, reports and the identity of cached blocks.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvDtype::Bf16 => "bf16",
+            KvDtype::Int8 => "int8",
+        }
+    }
+
+    /// Bytes of the keys and values of one head of one token.
+    fn head_token_bytes(self, head_dim: usize) -> Option<usize> {
+        match self {
+            KvDtype::Bf16 => head_dim.checked_mul(2 * size_of::<u16>()),
+            KvDtype::Int8 => head_dim.checked_mul(2)?.checked_add(2 * size_of::<f32>()),
+        }
+    }
+}
+
+impl fmt::Display for KvDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
 
 /// The shape of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +83,8 @@ pub struct KvShape {
     pub block_tokens: usize,
     /// Blocks in the pool.
     pub blocks: usize,
+    /// How numbers are held.
+    pub dtype: KvDtype,
 }
 
 /// Why a pool could not be made.
@@ -93,19 +145,20 @@ pub struct KvPool {
 }
 
 impl KvShape {
-    /// bfloat16 numbers of one group: keys and values.
-    pub(crate) fn group_len(&self) -> usize {
-        2 * GROUP_TOKENS * self.head_dim
+    /// Bytes of one group: keys, values and scales.
+    pub(crate) fn group_bytes(&self) -> usize {
+        GROUP_TOKENS * self.dtype.head_token_bytes(self.head_dim).expect("the pool's size was checked when it was made")
     }
 
-    /// bfloat16 numbers of one head in one block.
-    pub(crate) fn head_len(&self) -> usize {
-        self.block_tokens / GROUP_TOKENS * self.group_len()
+    /// Bytes of one head in one block.
+    fn head_bytes(&self) -> usize {
+        self.block_tokens / GROUP_TOKENS * self.group_bytes()
     }
 
-    /// bfloat16 numbers of one block.
-    fn block_len(&self) -> usize {
-        self.layers * self.kv_heads * self.head_len()
+    /// Bytes of one token over all layers, or `None` when they overflow.
+    pub fn token_bytes(&self) -> Option<usize> {
+        let heads = self.layers.checked_mul(self.kv_heads)?;
+        self.dtype.head_token_bytes(self.head_dim)?.checked_mul(heads)
     }
 
     /// Bytes of one block over all layers, or `None` when the shape is not legal.
@@ -116,9 +169,7 @@ impl KvShape {
             && self.head_dim.is_multiple_of(LANES)
             && self.block_tokens > 0
             && self.block_tokens.is_multiple_of(GROUP_TOKENS);
-        let heads = self.layers.checked_mul(self.kv_heads)?;
-        let values = self.head_dim.checked_mul(self.block_tokens)?.checked_mul(heads)?;
-        values.checked_mul(4).filter(|_| legal)
+        self.token_bytes()?.checked_mul(self.block_tokens).filter(|_| legal)
     }
 }
 
@@ -144,18 +195,21 @@ impl KvPool {
         self.shape
     }
 
-    /// Where one head of one layer begins in block `block`.
+    /// Byte at which one head of one layer begins in block `block`.
     fn head_start(&self, block: usize, layer: usize, kv_head: usize) -> usize {
-        ((block * self.shape.layers + layer) * self.shape.kv_heads + kv_head) * self.shape.head_len()
+        ((block * self.shape.layers + layer) * self.shape.kv_heads + kv_head) * self.shape.head_bytes()
     }
 
-    /// First number of a head in block 0, and the distance between blocks.
-    pub(crate) fn head_ptr(&self, layer: usize, kv_head: usize) -> (*const u16, usize) {
+    /// Bytes of one block.
+    pub(crate) fn block_stride(&self) -> usize {
+        self.shape.layers * self.shape.kv_heads * self.shape.head_bytes()
+    }
+
+    /// First byte of a head in block 0; blocks are [`KvPool::block_stride`] apart.
+    pub(crate) fn head_ptr(&self, layer: usize, kv_head: usize) -> *const u8 {
         assert!(layer < self.shape.layers && kv_head < self.shape.kv_heads, "no such layer or head");
-        let start = self.head_start(0, layer, kv_head);
-        // SAFETY: the head lies inside block 0, which lies inside the buffer; the buffer is aligned far beyond u16.
-        let start = unsafe { self.data.as_ptr().cast::<u16>().add(start) };
-        (start, self.shape.block_len())
+        // SAFETY: the head lies inside block 0, which lies inside the buffer.
+        unsafe { self.data.as_ptr().add(self.head_start(0, layer, kv_head)) }
     }
 
     /// The bytes of one block, all layers: what a transfer sends.
@@ -163,7 +217,7 @@ impl KvPool {
     /// # Panics
     /// When there is no such block.
     pub fn block(&self, block: u32) -> &[u8] {
-        let bytes = self.shape.block_len() * 2;
+        let bytes = self.block_stride();
         &self.data[block as usize * bytes..][..bytes]
     }
 
@@ -172,7 +226,7 @@ impl KvPool {
     /// # Panics
     /// When there is no such block.
     pub fn block_mut(&mut self, block: u32) -> &mut [u8] {
-        let bytes = self.shape.block_len() * 2;
+        let bytes = self.block_stride();
         &mut self.data[block as usize * bytes..][..bytes]
     }
 
@@ -181,7 +235,7 @@ impl KvPool {
     /// # Panics
     /// When there is no such block.
     pub fn copy_block(&mut self, from: u32, to: u32) {
-        let bytes = self.shape.block_len() * 2;
+        let bytes = self.block_stride();
         assert!((to as usize) < self.shape.blocks, "no block {to}");
         self.data.copy_within(from as usize * bytes..(from as usize + 1) * bytes, to as usize * bytes);
     }
@@ -209,7 +263,7 @@ impl KvPool {
             let inside = (slot.block as usize) < shape.blocks && (slot.offset as usize) < shape.block_tokens;
             assert!(inside, "slot {slot:?} is outside the pool");
         }
-        let data = SharedMut(self.data.as_mut_ptr().cast::<u16>());
+        let data = SharedMut(self.data.as_mut_ptr());
         let this = &*self;
         session.run_if_large(shape.kv_heads, slots.len() * width, |kv_head| {
             for (row, slot) in slots.iter().enumerate() {
@@ -217,20 +271,26 @@ impl KvPool {
                 let keys = &row[from.key_column + kv_head * shape.head_dim..][..shape.head_dim];
                 let values = &row[from.value_column + kv_head * shape.head_dim..][..shape.head_dim];
                 let (group, token) = (slot.offset as usize / GROUP_TOKENS, slot.offset as usize % GROUP_TOKENS);
-                let start = this.head_start(slot.block as usize, layer, kv_head) + group * shape.group_len();
+                let start = this.head_start(slot.block as usize, layer, kv_head) + group * shape.group_bytes();
                 // SAFETY: slot, layer and head were checked, so the group lies inside the buffer; one task alone writes a head's groups,
                 // and the exclusive borrow of the pool keeps readers out.
-                unsafe { store_token(data.get().add(start), token, keys, values) };
+                unsafe {
+                    let group = data.get().add(start);
+                    match shape.dtype {
+                        KvDtype::Bf16 => store_bf16(group.cast(), token, keys, values),
+                        KvDtype::Int8 => store_int8(group, token, keys, values),
+                    }
+                }
             }
         })
     }
 }
 
-/// Writes one token into its group.
+/// Writes one token into its group of bfloat16 numbers.
 ///
 /// # Safety
-/// `group` must hold a whole group of `keys.len()` dimensions, and no other thread may touch it.
-unsafe fn store_token(group: *mut u16, token: usize, keys: &[f32], values: &[f32]) {
+/// `group` must hold a whole group of `keys.len()` dimensions, aligned for u16, and no other thread may touch it.
+unsafe fn store_bf16(group: *mut u16, token: usize, keys: &[f32], values: &[f32]) {
     let head_dim = keys.len();
     // SAFETY: the offsets follow the module's layout and stay inside one group, for which the caller vouches.
     unsafe {
@@ -241,6 +301,79 @@ unsafe fn store_token(group: *mut u16, token: usize, keys: &[f32], values: &[f32
         let value = group.add(GROUP_TOKENS * head_dim + token / 2 * 2 * head_dim + token % 2);
         for (i, &v) in values.iter().enumerate() {
             value.add(2 * i).write(f32_to_bf16(v));
+        }
+    }
+}
+
+/// Writes one token into its group of bytes and scales.
+///
+/// # Safety
+/// `group` must hold a whole group of `keys.len()` dimensions, aligned for f32, and no other thread may touch it.
+unsafe fn store_int8(group: *mut u8, token: usize, keys: &[f32], values: &[f32]) {
+    let head_dim = keys.len();
+    let (mut key_scale, key_inverse) = scale_of(keys);
+    let (mut value_scale, value_inverse) = scale_of(values);
+    if key_scale.is_nan() || value_scale.is_nan() {
+        // A score that is not a number has no weight: it is the value's scale that spoils the sum.
+        (key_scale, value_scale) = (f32::NAN, f32::NAN);
+    }
+    // SAFETY: the offsets follow the module's layout and stay inside one group, for which the caller vouches.
+    unsafe {
+        let key = group.add(4 * token);
+        for (i, four) in keys.chunks_exact(4).enumerate() {
+            for (j, &x) in four.iter().enumerate() {
+                key.add(i * 4 * GROUP_TOKENS + j).write(biased_byte(x * key_inverse));
+            }
+        }
+        let value = group.add(GROUP_TOKENS * head_dim + token / 4 * 4 * head_dim + token % 4);
+        for (i, &x) in values.iter().enumerate() {
+            value.add(4 * i).write(biased_byte(x * value_inverse));
+        }
+        let scales = group.add(2 * GROUP_TOKENS * head_dim).cast::<f32>();
+        scales.add(token).write(key_scale);
+        scales.add(GROUP_TOKENS + token).write(value_scale);
+    }
+}
+
+/// The scale of a head's numbers, and what they are multiplied by to become integers. The scale is NaN where a number is not finite.
+fn scale_of(head: &[f32]) -> (f32, f32) {
+    // Magnitudes are ordered like their bits, and what is not finite lies above them all.
+    let largest = f32::from_bits(head.iter().fold(0, |largest, x| largest.max(x.abs().to_bits())));
+    if !largest.is_finite() {
+        (f32::NAN, 0.0)
+    } else if largest > TINY {
+        (largest / 127.0, 127.0 / largest)
+    } else {
+        (0.0, 0.0)
+    }
+}
+
+/// `x`, whose magnitude is below 128, rounded to the nearest integer, ties to even, plus 128.
+#[inline(always)]
+fn biased_byte(x: f32) -> u8 {
+    // Above 2^23 floats are whole numbers, and their low bits count them: the adder rounds, on every CPU alike.
+    (x + 12_582_912.0).to_bits() as u8 ^ 0x80
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_rounded_to_nearest_even() {
+        let cases =
+            [(0.0, 128), (0.5, 128), (1.5, 130), (2.5, 130), (-0.5, 128), (-1.5, 126), (126.51, 255), (-127.0, 1)];
+        for (x, byte) in cases {
+            assert_eq!(biased_byte(x), byte, "{x}");
+        }
+    }
+
+    #[test]
+    fn a_head_that_is_not_finite_has_no_scale() {
+        assert_eq!(scale_of(&[0.0, -254.0, 1.0]), (2.0, 0.5));
+        assert_eq!(scale_of(&[0.0, 1e-31]), (0.0, 0.0));
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(scale_of(&[1.0, bad, 2.0]).0.is_nan());
         }
     }
 }

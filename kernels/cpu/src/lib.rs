@@ -40,7 +40,7 @@ mod lanes;
 pub use activation::{Activations, Precision};
 pub use attention::{AttentionLayer, AttentionPlan, AttentionRun, HeadRows, attend};
 pub use gemm::{Part, Store, multiply};
-pub use kv::{KvError, KvPool, KvRows, KvShape, KvSlot};
+pub use kv::{KvDtype, KvError, KvPool, KvRows, KvShape, KvSlot};
 pub use memory::{HugeBuffer, MemoryBudget, MemoryError};
 pub use pool::{PoolError, Session, TaskPanicked, ThreadPool};
 pub use rope::{RopePairs, RopeRow};

@@ -4,8 +4,8 @@ mod support;
 
 use penstock_kernels_cpu::half::{bf16_to_f32, f32_to_bf16};
 use penstock_kernels_cpu::{
-    AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvError, KvPool, KvRows, KvShape, KvSlot, MemoryBudget,
-    ThreadPool, Tier, attend,
+    AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvDtype, KvError, KvPool, KvRows, KvShape, KvSlot,
+    MemoryBudget, ThreadPool, Tier, attend,
 };
 use support::{Noise, bits, fast_tiers, nmse, tiers};
 
@@ -40,9 +40,11 @@ impl Heads {
         1.0 / (self.head_dim as f32).sqrt()
     }
 
-    /// Plain softmax attention in f64 over keys and values as bfloat16 holds them.
-    fn reference(self, sequence: &Sequence, window: Option<usize>) -> Vec<f64> {
-        let held = |x: f32| f64::from(bf16_to_f32(f32_to_bf16(x)));
+    /// Plain softmax attention in f64 over keys and values as the pool holds them; as they are for `None`.
+    fn reference(self, sequence: &Sequence, window: Option<usize>, dtype: Option<KvDtype>) -> Vec<f64> {
+        let held =
+            |numbers: &[f32]| numbers.chunks(self.head_dim).flat_map(|head| held(head, dtype)).collect::<Vec<_>>();
+        let (keys, values) = (held(&sequence.keys), held(&sequence.values));
         let width = self.kv_heads * self.head_dim;
         let mut out = Vec::new();
         for row in 0..sequence.len {
@@ -52,22 +54,41 @@ impl Heads {
                 let column = head / (self.heads / self.kv_heads) * self.head_dim;
                 let scores: Vec<f64> = (first..=row)
                     .map(|t| {
-                        let key = &sequence.keys[t * width + column..][..self.head_dim];
-                        let dot: f64 = query.iter().zip(key).map(|(&q, &k)| f64::from(q) * held(k)).sum();
+                        let key = &keys[t * width + column..][..self.head_dim];
+                        let dot: f64 = query.iter().zip(key).map(|(&q, k)| f64::from(q) * k).sum();
                         dot * f64::from(self.scale())
                     })
                     .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
                 for d in 0..self.head_dim {
-                    let weigh = |(t, s): (usize, &f64)| {
-                        (s - max).exp() * held(sequence.values[(first + t) * width + column + d])
-                    };
+                    let weigh = |(t, s): (usize, &f64)| (s - max).exp() * values[(first + t) * width + column + d];
                     out.push(scores.iter().enumerate().map(weigh).sum::<f64>() / sum);
                 }
             }
         }
         out
+    }
+}
+
+/// One head's keys or values of one token, as a pool holds them.
+fn held(head: &[f32], dtype: Option<KvDtype>) -> Vec<f64> {
+    let largest = head.iter().fold(0f32, |a, x| a.max(x.abs()));
+    let number = |&x: &f32| match dtype {
+        None => f64::from(x),
+        Some(KvDtype::Bf16) => f64::from(bf16_to_f32(f32_to_bf16(x))),
+        Some(KvDtype::Int8) => f64::from((x * (127.0 / largest)).round_ties_even()) * f64::from(largest / 127.0),
+    };
+    head.iter().map(number).collect()
+}
+
+/// How far results may be from f64 on the numbers that the pool holds: rounding of f32, or that of queries and weights to 15 bits. Of the
+/// latter a query's step is 2^-14 of its 3 at most, which moves scores by 2^-14 * 3 / sqrt(12) * 1.7 = 9e-5 (keys of 1.7 in the mean, and the scale
+/// undoes the number of dimensions), so that weights are off by as much.
+fn nmse_max(dtype: KvDtype) -> f64 {
+    match dtype {
+        KvDtype::Bf16 => 1e-10,
+        KvDtype::Int8 => 3e-8,
     }
 }
 
@@ -81,6 +102,7 @@ struct Setting {
     /// Seed of the blocks' placement.
     placement: u64,
     window: Option<usize>,
+    dtype: KvDtype,
 }
 
 /// Results of all rows of all sequences, which advance together chunk by chunk.
@@ -94,12 +116,13 @@ fn run(heads: Heads, sequences: &[Sequence], setting: &Setting) -> Vec<Vec<f32>>
         head_dim: heads.head_dim,
         block_tokens: setting.block_tokens,
         blocks,
+        dtype: setting.dtype,
     };
     let mut kv = KvPool::new(&MemoryBudget::new(256 << 20), shape).expect("fits");
     let order = Noise(setting.placement).shuffled(blocks);
-    // What an earlier owner left behind must not matter.
+    // What an earlier owner left behind must not matter: bytes of 0xff are NaNs, as bfloat16 and as scales.
     for block in 0..blocks as u32 {
-        kv.block_mut(block).fill(0x40 + setting.placement as u8 % 2);
+        kv.block_mut(block).fill(if setting.placement.is_multiple_of(2) { 0xff } else { 0x40 });
     }
     let pool = ThreadPool::new(setting.threads).expect("starts");
     let mut session = pool.enter();
@@ -139,8 +162,8 @@ fn run(heads: Heads, sequences: &[Sequence], setting: &Setting) -> Vec<Vec<f32>>
     results
 }
 
-fn plain(tier: Tier) -> Setting {
-    Setting { tier, threads: 1, block_tokens: 16, chunk: 64, placement: 1, window: None }
+fn plain(tier: Tier, dtype: KvDtype) -> Setting {
+    Setting { tier, threads: 1, block_tokens: 16, chunk: 64, placement: 1, window: None, dtype }
 }
 
 const SHAPES: [Heads; 6] = [
@@ -154,25 +177,69 @@ const SHAPES: [Heads; 6] = [
 
 #[test]
 fn attention_matches_f64() {
-    for heads in SHAPES {
+    for (heads, dtype) in shapes_and_dtypes() {
         for tier in [Tier::Scalar, Tier::detect()] {
             let sequence = heads.sequence(150, 1);
-            let wanted = heads.reference(&sequence, None);
-            let got = run(heads, std::slice::from_ref(&sequence), &plain(tier));
+            let wanted = heads.reference(&sequence, None, Some(dtype));
+            let got = run(heads, std::slice::from_ref(&sequence), &plain(tier, dtype));
             let error = nmse(&got[0], &wanted);
-            assert!(error < 1e-10, "{tier} {} x {}: nmse {error:e}", heads.heads, heads.head_dim);
+            assert!(error < nmse_max(dtype), "{tier} {dtype} {} x {}: nmse {error:e}", heads.heads, heads.head_dim);
+        }
+    }
+}
+
+fn shapes_and_dtypes() -> impl Iterator<Item = (Heads, KvDtype)> {
+    SHAPES.into_iter().flat_map(|heads| KvDtype::ALL.map(|dtype| (heads, dtype)))
+}
+
+/// What int8 costs against exact numbers, from its step alone. Numbers are uniform in -3..3, so that a step is 6 / 254 at most and an error has
+/// a variance of step^2 / 12. A score sums one such error a dimension, times a query of mean square 3; the scale undoes the number of dimensions. The
+/// weight of a token is off by that much relatively, its value by the error over a mean square of 3, and both add up over tokens like the values do.
+/// Where one token has most of the weight its error counts for less, since weights sum to one: what is left at least is the values' share, a tenth.
+#[test]
+fn int8_is_as_far_off_as_its_step_says() {
+    let step: f64 = 6.0 / 254.0;
+    let wanted = step * step / 12.0 * (3.0 + 1.0 / 3.0);
+    for heads in SHAPES {
+        let sequence = heads.sequence(150, 9);
+        let exact = heads.reference(&sequence, None, None);
+        let got = run(heads, std::slice::from_ref(&sequence), &plain(Tier::detect(), KvDtype::Int8));
+        let error = nmse(&got[0], &exact);
+        println!("{} x {}: nmse {error:.2e}, {wanted:.2e} by the step", heads.heads, heads.head_dim);
+        assert!(error < wanted, "nmse {error:e}, {wanted:e} by the step");
+        assert!(error > wanted / 10.0, "nmse {error:e} is less than eight bits allow");
+        // No result may leave the range that the errors of all tokens at their worst allow.
+        let worst = heads.scale() as f64 * 3.0 * heads.head_dim as f64 * step / 2.0;
+        let farthest = got[0].iter().zip(&exact).fold(0.0, |far: f64, (&a, b)| far.max((f64::from(a) - b).abs()));
+        assert!(farthest < (f64::exp(2.0 * worst) - 1.0) * 3.0 + step, "a result is off by {farthest}");
+    }
+}
+
+#[test]
+fn a_token_that_is_not_finite_spoils_those_that_see_it_and_no_others() {
+    let heads = Heads { heads: 3, kv_heads: 1, head_dim: 64 };
+    for (bad, of_value) in [(f32::NAN, true), (f32::INFINITY, true), (f32::NAN, false), (f32::NEG_INFINITY, false)] {
+        let clean = heads.sequence(150, 8);
+        let mut spoilt = heads.sequence(150, 8);
+        let side = if of_value { &mut spoilt.values } else { &mut spoilt.keys };
+        side[140 * 64 + 5] = bad;
+        let wanted = run(heads, &[clean], &plain(Tier::Scalar, KvDtype::Int8)).remove(0);
+        for tier in [Tier::Scalar].into_iter().chain(fast_tiers()) {
+            let got = run(heads, std::slice::from_ref(&spoilt), &plain(tier, KvDtype::Int8)).remove(0);
+            assert_eq!(bits(&got[..140 * 192]), bits(&wanted[..140 * 192]), "{tier} {bad}");
+            assert!(got[140 * 192..].iter().all(|x| x.is_nan()), "{tier} {bad}, of a value: {of_value}");
         }
     }
 }
 
 #[test]
 fn all_tiers_give_equal_bits() {
-    for heads in SHAPES {
+    for (heads, dtype) in shapes_and_dtypes() {
         let sequences = [heads.sequence(140, 2), heads.sequence(3, 3)];
-        let oracle = run(heads, &sequences, &plain(Tier::Scalar));
+        let oracle = run(heads, &sequences, &plain(Tier::Scalar, dtype));
         for tier in fast_tiers() {
-            for (got, wanted) in run(heads, &sequences, &plain(tier)).iter().zip(&oracle) {
-                assert_eq!(bits(got), bits(wanted), "{tier} {} x {}", heads.heads, heads.head_dim);
+            for (got, wanted) in run(heads, &sequences, &plain(tier, dtype)).iter().zip(&oracle) {
+                assert_eq!(bits(got), bits(wanted), "{tier} {dtype} {} x {}", heads.heads, heads.head_dim);
             }
         }
     }
@@ -180,21 +247,27 @@ fn all_tiers_give_equal_bits() {
 
 #[test]
 fn a_row_does_not_see_chunks_neighbours_placement_blocks_or_threads() {
+    for dtype in KvDtype::ALL {
+        row_invariant(dtype);
+    }
+}
+
+fn row_invariant(dtype: KvDtype) {
     let heads = Heads { heads: 6, kv_heads: 2, head_dim: 32 };
     let sequences: Vec<Sequence> = [1, 16, 17, 127, 128, 129, 290].map(|len| heads.sequence(len, len as u64)).into();
     let tier = Tier::detect();
     let wanted: Vec<Vec<f32>> =
-        sequences.iter().flat_map(|s| run(heads, std::slice::from_ref(s), &plain(tier))).collect();
+        sequences.iter().flat_map(|s| run(heads, std::slice::from_ref(s), &plain(tier, dtype))).collect();
     let settings = [
-        Setting { chunk: 1, ..plain(tier) },
-        Setting { chunk: 7, placement: 2, ..plain(tier) },
-        Setting { chunk: 290, placement: 3, threads: 2, ..plain(tier) },
-        Setting { chunk: 33, block_tokens: 48, threads: 3, ..plain(tier) },
-        Setting { chunk: 128, block_tokens: 256, placement: 4, ..plain(tier) },
+        Setting { chunk: 1, ..plain(tier, dtype) },
+        Setting { chunk: 7, placement: 2, ..plain(tier, dtype) },
+        Setting { chunk: 290, placement: 3, threads: 2, ..plain(tier, dtype) },
+        Setting { chunk: 33, block_tokens: 48, threads: 3, ..plain(tier, dtype) },
+        Setting { chunk: 128, block_tokens: 256, placement: 4, ..plain(tier, dtype) },
     ];
     for setting in &settings {
         for (got, wanted) in run(heads, &sequences, setting).iter().zip(&wanted) {
-            assert_eq!(bits(got), bits(wanted), "chunk {} blocks of {}", setting.chunk, setting.block_tokens);
+            assert_eq!(bits(got), bits(wanted), "{dtype} chunk {} blocks of {}", setting.chunk, setting.block_tokens);
         }
     }
 }
@@ -204,17 +277,22 @@ const WINDOWS: [usize; 9] = [1, 2, 5, 16, 17, 100, 128, 129, 400];
 
 #[test]
 fn a_window_hides_what_lies_before_it() {
-    for heads in [SHAPES[0], SHAPES[4], SHAPES[1]] {
+    for (heads, dtype) in [SHAPES[0], SHAPES[4], SHAPES[1]].into_iter().flat_map(|h| KvDtype::ALL.map(|d| (h, d))) {
         let sequence = heads.sequence(300, 5);
         for window in WINDOWS {
-            let wanted = heads.reference(&sequence, Some(window));
-            let setting = Setting { window: Some(window), ..plain(Tier::detect()) };
+            let wanted = heads.reference(&sequence, Some(window), Some(dtype));
+            let setting = Setting { window: Some(window), ..plain(Tier::detect(), dtype) };
             let got = run(heads, std::slice::from_ref(&sequence), &setting);
             let error = nmse(&got[0], &wanted);
-            assert!(error < 1e-10, "window {window} {} x {}: nmse {error:e}", heads.heads, heads.head_dim);
+            assert!(
+                error < nmse_max(dtype),
+                "window {window} {dtype} {} x {}: nmse {error:e}",
+                heads.heads,
+                heads.head_dim
+            );
         }
-        let whole = run(heads, std::slice::from_ref(&sequence), &plain(Tier::detect()));
-        let setting = Setting { window: Some(300), ..plain(Tier::detect()) };
+        let whole = run(heads, std::slice::from_ref(&sequence), &plain(Tier::detect(), dtype));
+        let setting = Setting { window: Some(300), ..plain(Tier::detect(), dtype) };
         let windowed = run(heads, std::slice::from_ref(&sequence), &setting);
         assert_eq!(bits(&windowed[0]), bits(&whole[0]), "a window as long as the sequence is none");
     }
@@ -224,8 +302,8 @@ fn a_window_hides_what_lies_before_it() {
 fn windowed_rows_have_the_oracles_bits_however_they_are_computed() {
     let heads = Heads { heads: 6, kv_heads: 2, head_dim: 32 };
     let sequences: Vec<Sequence> = [1, 17, 129, 290].map(|len| heads.sequence(len, len as u64)).into();
-    for window in WINDOWS {
-        let plain = |tier| Setting { window: Some(window), ..plain(tier) };
+    for (window, dtype) in WINDOWS.into_iter().flat_map(|w| KvDtype::ALL.map(|d| (w, d))) {
+        let plain = |tier| Setting { window: Some(window), ..plain(tier, dtype) };
         let wanted: Vec<Vec<f32>> =
             sequences.iter().flat_map(|s| run(heads, std::slice::from_ref(s), &plain(Tier::Scalar))).collect();
         let tier = Tier::detect();
@@ -237,7 +315,7 @@ fn windowed_rows_have_the_oracles_bits_however_they_are_computed() {
         settings.extend(fast_tiers().into_iter().map(plain));
         for setting in &settings {
             for (got, wanted) in run(heads, &sequences, setting).iter().zip(&wanted) {
-                assert_eq!(bits(got), bits(wanted), "window {window} {} chunk {}", setting.tier, setting.chunk);
+                assert_eq!(bits(got), bits(wanted), "window {window} {dtype} {} chunk {}", setting.tier, setting.chunk);
             }
         }
     }
@@ -246,7 +324,13 @@ fn windowed_rows_have_the_oracles_bits_however_they_are_computed() {
 /// Blocks before the window may hold anything: they are not read.
 #[test]
 fn tokens_before_the_window_are_not_read() {
-    let shape = KvShape { layers: 1, kv_heads: 1, head_dim: 16, block_tokens: 16, blocks: 24 };
+    for dtype in KvDtype::ALL {
+        not_read_before_the_window(dtype);
+    }
+}
+
+fn not_read_before_the_window(dtype: KvDtype) {
+    let shape = KvShape { layers: 1, kv_heads: 1, head_dim: 16, block_tokens: 16, blocks: 24, dtype };
     let mut kv = KvPool::new(&MemoryBudget::new(4 << 20), shape).expect("fits");
     let pool = ThreadPool::new(1).expect("starts");
     let table: Vec<u32> = (0..24).collect();
@@ -254,7 +338,7 @@ fn tokens_before_the_window_are_not_read() {
     let layer = AttentionLayer { index: 0, scale: 0.25, window: Some(32) };
     let mut attended = |old: u8| {
         for block in 0..24 {
-            // Bytes of 0xff are NaNs in bfloat16.
+            // Bytes of 0xff are NaNs, as bfloat16 and as scales.
             kv.block_mut(block).fill(if block < 14 { old } else { 0x3e });
         }
         let mut plan = AttentionPlan::new();
@@ -266,12 +350,20 @@ fn tokens_before_the_window_are_not_read() {
         attend(&mut pool.enter(), &plan, &kv, layer, queries, to).expect("attends");
         bits(&out)
     };
-    assert_eq!(attended(0xff), attended(0x3e));
+    let wanted = attended(0x3e);
+    assert!(wanted.iter().all(|&bits| f32::from_bits(bits).is_finite()));
+    assert_eq!(attended(0xff), wanted, "{dtype}");
 }
 
 /// Rows of several sequences that begin with the same blocks, as a prefix cache makes them, and go on in their own.
 #[test]
 fn a_common_beginning_does_not_show() {
+    for dtype in KvDtype::ALL {
+        common_beginning(dtype);
+    }
+}
+
+fn common_beginning(dtype: KvDtype) {
     let heads = Heads { heads: 6, kv_heads: 2, head_dim: 64 };
     let (wide, narrow) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
     let common = heads.sequence(288, 1);
@@ -288,7 +380,7 @@ fn a_common_beginning_does_not_show() {
         })
         .collect();
     let blocks_each = 520usize.div_ceil(16);
-    let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 64, block_tokens: 16, blocks: blocks_each * 9 };
+    let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 64, block_tokens: 16, blocks: blocks_each * 9, dtype };
     let mut kv = KvPool::new(&MemoryBudget::new(64 << 20), shape).expect("fits");
     let order = Noise(5).shuffled(shape.blocks);
     let tables: Vec<Vec<u32>> = (0..sequences.len())
@@ -336,9 +428,10 @@ fn a_common_beginning_does_not_show() {
             let (got, wanted) = (&together[i * wide..][..wide], &alone[i * wide..][..wide]);
             assert_eq!(bits(got), bits(wanted), "sequence {i}, window {window:?}");
             if window.is_none() {
-                let wanted = heads.reference(&sequences[i], None);
+                let wanted = heads.reference(&sequences[i], None, Some(dtype));
                 let error = nmse(got, &wanted[wanted.len() - wide..]);
-                assert!(error < 1e-10, "sequence {i}: nmse {error:e}");
+                // One row alone: its error is not averaged over many.
+                assert!(error < 5.0 * nmse_max(dtype), "sequence {i}, {dtype}: nmse {error:e}");
             }
         }
         for tier in tiers() {
@@ -353,7 +446,13 @@ fn a_common_beginning_does_not_show() {
 
 #[test]
 fn a_copied_block_serves_like_the_original() {
-    let shape = KvShape { layers: 2, kv_heads: 1, head_dim: 16, block_tokens: 16, blocks: 3 };
+    for dtype in KvDtype::ALL {
+        copied_block(dtype);
+    }
+}
+
+fn copied_block(dtype: KvDtype) {
+    let shape = KvShape { layers: 2, kv_heads: 1, head_dim: 16, block_tokens: 16, blocks: 3, dtype };
     let mut kv = KvPool::new(&MemoryBudget::new(4 << 20), shape).expect("fits");
     let pool = ThreadPool::new(1).expect("starts");
     let rows = Noise(4).values(5 * 32);
@@ -370,7 +469,7 @@ fn a_copied_block_serves_like_the_original() {
 
 #[test]
 fn illegal_shapes_are_refused() {
-    let good = KvShape { layers: 1, kv_heads: 1, head_dim: 16, block_tokens: 16, blocks: 1 };
+    let good = KvShape { layers: 1, kv_heads: 1, head_dim: 16, block_tokens: 16, blocks: 1, dtype: KvDtype::default() };
     let bad = [
         KvShape { layers: 0, ..good },
         KvShape { kv_heads: 0, ..good },
@@ -386,4 +485,17 @@ fn illegal_shapes_are_refused() {
     assert!(KvPool::new(&MemoryBudget::new(4 << 20), good).is_ok());
     let large = KvShape { blocks: 1 << 20, ..good };
     assert!(matches!(KvPool::new(&MemoryBudget::new(4 << 20), large), Err(KvError::Memory(_))));
+}
+
+#[test]
+fn a_block_has_the_bytes_its_dtype_says() {
+    // SmolLM2-135M: 30 layers of 3 heads of 64; 2 bytes a number, or 1 and two scales of 4 a head.
+    let shape = |dtype| KvShape { layers: 30, kv_heads: 3, head_dim: 64, block_tokens: 16, blocks: 1, dtype };
+    assert_eq!(shape(KvDtype::Bf16).token_bytes(), Some(30 * 3 * 2 * 64 * 2));
+    assert_eq!(shape(KvDtype::Int8).token_bytes(), Some(30 * 3 * 2 * (64 + 4)));
+    for dtype in KvDtype::ALL {
+        let shape = shape(dtype);
+        let kv = KvPool::new(&MemoryBudget::new(4 << 20), shape).expect("fits");
+        assert_eq!(kv.block(0).len(), 16 * shape.token_bytes().expect("legal"));
+    }
 }

@@ -182,7 +182,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{Config, Faults};
+    use crate::config::{Config, Faults, KvDtype};
 
     fn parse(text: &str) -> Result<Config, Faults> {
         let (config, mut faults) = crate::config::parse(text);
@@ -221,6 +221,16 @@ mod tests {
         let foreign = if cfg!(target_arch = "aarch64") { "avx2" } else { "neon" };
         let faults = parse(&format!("[replicas]\ncpu_tier = \"{foreign}\"\n")).unwrap_err().to_string();
         assert!(faults.contains(&format!("tier {foreign} needs")), "{faults}");
+    }
+
+    #[test]
+    fn keys_and_values_are_held_in_one_of_two_ways() {
+        assert_eq!(parse("").unwrap().replicas.kv_dtype, KvDtype::Bf16);
+        assert_eq!(parse("[replicas]\nkv_dtype = \"int8\"\n").unwrap().replicas.kv_dtype, KvDtype::Int8);
+        let faults = parse("[replicas]\nkv_dtype = \"fp8\"\n").unwrap_err().to_string();
+        for part in ["replicas", "kv_dtype", "bf16", "int8"] {
+            assert!(faults.contains(part), "{part} is missing in: {faults}");
+        }
     }
 
     #[test]

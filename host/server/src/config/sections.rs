@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 /// The whole file. `penstock config` prints the effective one, with every key.
@@ -204,6 +205,8 @@ pub struct ReplicasConfig {
     pub pin_threads: bool,
     /// KV blocks of each replica.
     pub kv_blocks: u32,
+    /// How keys and values are held.
+    pub kv_dtype: KvDtype,
     /// Tokens in a block.
     pub block_size_tokens: u32,
     /// Most sequences in a step.
@@ -218,6 +221,17 @@ pub struct ReplicasConfig {
     pub ready_window: usize,
     /// Reuse computed prefixes.
     pub prefix_cache: bool,
+}
+
+/// How keys and values are held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum KvDtype {
+    /// Two bytes a number.
+    #[default]
+    Bf16,
+    /// One byte a number, and a scale for each head of a token.
+    Int8,
 }
 
 /// Bounds of queue and requests.
@@ -370,6 +384,7 @@ impl Default for ReplicasConfig {
             cpu_tier: "auto".to_owned(),
             pin_threads: false,
             kv_blocks: 2_048,
+            kv_dtype: KvDtype::default(),
             block_size_tokens: 16,
             slots: 64,
             step_tokens: 512,

@@ -40,7 +40,7 @@ const TILED_REST_MIN: usize = 10;
 const TILED_ROWS_PER_TASK: usize = 4;
 
 /// Magnitudes below this count as zero: the inverse scale stays far from overflow.
-const TINY: f32 = 1e-30;
+pub(crate) const TINY: f32 = 1e-30;
 
 /// How finely activations are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

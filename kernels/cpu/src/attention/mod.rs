@@ -6,6 +6,10 @@
 //! lanes in the fixed tree), and the weighted sum of values (tokens ascending). Spans are merged in order of position by the usual rule of
 //! two maxima. Where the blocks lie, how a prompt was chunked, which rows share a pass, and which thread runs it never enter.
 //!
+//! Over a pool of int8 the products of a span are exact integers: a query and the weights of a span times their values' scales are rounded
+//! to 15 bits by their own largest magnitude (`int8`), scores are the integer sum times both scales, and a span's weighted sum is one integer
+//! times the weights' scale. The rest is the same.
+//!
 //! With a window of W tokens the row sees the last W tokens of those alone, itself included. Spans keep their borders: a span that lies
 //! before the window is left out, and one that the window cuts is weighed from the cut on.
 //!
@@ -14,6 +18,8 @@
 //! same blocks. What its rows see in common, in whole spans, is walked span by span for all of them, so that keys and values come once from
 //! memory, and then from the nearest cache, however many rows there are. Because spans end at fixed positions, none of this changes a bit.
 
+mod bf16;
+mod int8;
 mod task;
 
 use std::cmp::Reverse;
@@ -292,7 +298,6 @@ pub fn attend(
     let group = plan.heads / plan.kv_heads;
     session.run(plan.tasks.len(), |index| {
         let task = plan.tasks[index];
-        let (keys_values, block_stride) = pool.head_ptr(layer.index, task.kv_head);
         let head_column = (task.kv_head * group + task.head) * shape.head_dim;
         let blank = Query { values: std::ptr::null(), out: std::ptr::null_mut(), begin: 0, len: 0, table: &[] };
         let mut filled = [blank; TASK_QUERIES];
@@ -312,9 +317,10 @@ pub fn attend(
             }
         }
         let task = HeadTask {
-            keys_values,
-            block_stride,
-            group_len: shape.group_len(),
+            keys_values: pool.head_ptr(layer.index, task.kv_head),
+            dtype: shape.dtype,
+            block_stride: pool.block_stride(),
+            group_bytes: shape.group_bytes(),
             block_tokens: shape.block_tokens,
             head_dim: shape.head_dim,
             scale: layer.scale,
