@@ -25,6 +25,10 @@ id!(
     RequestId(u64)
 );
 id!(
+    /// One hand-off of a request's KV: gateway epoch (16 bits) and a counter (48 bits), like a [`RequestId`].
+    TransferId(u64)
+);
+id!(
     /// A logical replica (a whole tensor-parallel group counts as one).
     ReplicaId(u32)
 );
@@ -82,6 +86,18 @@ impl RequestId {
     /// The counter inside that epoch.
     pub fn counter(self) -> u64 {
         self.0 & Self::COUNTER_MAX
+    }
+}
+
+impl TransferId {
+    /// Joins epoch and counter; past [`RequestId::COUNTER_MAX`] there is no id.
+    pub fn new(epoch: GatewayEpoch, counter: u64) -> Option<Self> {
+        RequestId::new(epoch, counter).map(|id| Self(id.0))
+    }
+
+    /// The gateway incarnation that coordinates it.
+    pub fn gateway_epoch(self) -> GatewayEpoch {
+        RequestId(self.0).gateway_epoch()
     }
 }
 

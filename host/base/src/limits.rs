@@ -125,6 +125,20 @@ pub const OVERLOAD_INTERVAL_MAX: Duration = Duration::from_s(10);
 pub const BUSY_PROBE_INTERVAL: Duration = Duration::from_ms(250);
 /// A stance is repeated to the replicas at least this often, so that it stays fresh there.
 pub const STANCE_REPEAT: Duration = Duration::from_ms(400);
+/// Most hand-offs at one replica in one role, those included that wait for blocks to come out of quarantine.
+pub const HANDOFF_TRANSFERS_MAX: u32 = 1_024;
+/// Most hand-offs at one coordinator, those that are being closed included.
+pub const HANDOFF_COORDINATED_MAX: u32 = 4_096;
+/// Most chunks of one hand-off, its tail included; longer prompts travel in larger chunks.
+pub const HANDOFF_CHUNKS_MAX: u32 = 4_096;
+/// Most chunks of one hand-off under way: the receiver's word about them is one mask of 64 bits.
+pub const HANDOFF_WINDOW_MAX: u32 = 64;
+/// How often what is missing is sent again without anything new arriving; then the hand-off is stuck.
+pub const HANDOFF_RESENDS_MAX: u32 = 16;
+/// Broken chunks of one hand-off that are asked for again; one more ends it.
+pub const HANDOFF_CORRUPT_MAX: u32 = 8;
+/// Ended hand-offs that a replica remembers in one role, so that late orders for them find their answer.
+pub const HANDOFF_RECENT_MAX: usize = 4_096;
 /// Steps between two full walks over the invariants in a live server.
 pub const FULL_WALK_STEPS: u64 = 4_096;
 
@@ -142,4 +156,6 @@ const _: () = {
     assert!(IDLE_HOLD_MAX.0 <= RESERVE_WAIT_MAX.0);
     assert!(OVERLOAD_INTERVAL_MIN.0 <= OVERLOAD_INTERVAL_MAX.0);
     assert!(STANCE_REPEAT.0 * 2 < STANCE_FRESH.0, "one repetition may be late");
+    assert!(HANDOFF_WINDOW_MAX == u64::BITS, "one bit a chunk");
+    assert!(HANDOFF_RECENT_MAX >= HANDOFF_TRANSFERS_MAX as usize, "all that end at once are remembered");
 };

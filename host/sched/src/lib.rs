@@ -1,6 +1,7 @@
 //! The pure core: two machines, joined by messages, that advance by `(now, input)` and answer with effects.
 //!
 //! - [`gateway`]: admission, flow queues, order, routing, ledger, overload stance. It sees replicas through age-stamped reports.
+//! - [`handoff`]: three machines that move a prompt's KV from one replica to another. Not driven by the two others yet.
 //! - [`replica`]: the token plan of each step, block tables, prefix cache, preemption, eviction. It sees exact state.
 //!
 //! `step` is total and deterministic: equal state, `now` and input give equal effects everywhere. It never blocks and never fails: a bad
@@ -9,5 +10,6 @@
 extern crate alloc;
 
 pub mod gateway;
+pub mod handoff;
 pub mod message;
 pub mod replica;
