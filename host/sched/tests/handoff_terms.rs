@@ -108,7 +108,8 @@ fn a_receiver_promises_what_it_has_and_refuses_the_rest_by_name() {
     assert_eq!(ask(&mut receiver, 6, 16, 1), (Report::Ready { first_block: 0 }, 34));
     assert_eq!(ask(&mut receiver, 7, 16, 1).0, Report::Ready { first_block: 0 });
     assert_eq!(ask(&mut receiver, 8, 16, 1).0, Report::Ready { first_block: 0 });
-    assert_eq!(ask(&mut receiver, 9, 1, 1), (Report::Refused(Refusal::NoBlocks { short_blocks: 2 }), 38 + 2 - 2));
+    assert_eq!(ask(&mut receiver, 9, 1, 1), (Report::Ready { first_block: 0 }, 40), "the last two blocks");
+    assert_eq!(ask(&mut receiver, 10, 1, 1), (Report::Refused(Refusal::NoBlocks { short_blocks: 2 }), 40));
 }
 
 #[test]
