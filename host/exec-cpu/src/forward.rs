@@ -15,8 +15,9 @@ use penstock_kernels_cpu::{
 
 use crate::model::{CpuModel, LayerWeights};
 
-/// Rows of one pass: enough to reach the products' full rate, few enough for the second-level cache and for bounded buffers.
-const PASS_ROWS: usize = 512;
+/// Rows of one pass: enough to reach the products' full rate, few enough that what one product leaves for the next stays in a second-level
+/// cache of 2 MB.
+const PASS_ROWS: usize = 128;
 
 /// Rows of hidden states to keep for the output projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
