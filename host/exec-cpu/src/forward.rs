@@ -15,9 +15,12 @@ use penstock_kernels_cpu::{
 
 use crate::model::{CpuModel, LayerWeights};
 
-/// Rows of one pass: enough to reach the products' full rate, few enough that what one product leaves for the next stays in a second-level
-/// cache of 2 MB.
-const PASS_ROWS: usize = 128;
+/// Most rows of one pass: enough to reach the products' full rate, few enough that what one product leaves for the next stays in a
+/// second-level cache of 2 MB.
+const PASS_ROWS_MAX: usize = 160;
+
+/// Passes have a multiple of this many rows, but for the last: what the products take at once.
+const PASS_GRAIN: usize = 8;
 
 /// Rows of hidden states to keep for the output projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,9 +134,11 @@ impl Forward {
     /// When a token is outside the vocabulary, or a table is too short or names a block outside the pool.
     pub fn run(&mut self, kv: &mut KvPool, batch: &[SequenceRows<'_>]) -> Result<(), TaskPanicked> {
         self.kept.clear();
-        if batch.iter().all(|sequence| sequence.tokens.is_empty()) {
+        let all_rows = batch.iter().map(|sequence| sequence.tokens.len()).sum();
+        if all_rows == 0 {
             return Ok(());
         }
+        let pass_rows = pass_rows(all_rows);
         let model = Arc::clone(&self.model);
         let mut session = model.threads.enter();
         let mut pass: Vec<PassRun<'_>> = Vec::with_capacity(batch.len());
@@ -146,12 +151,12 @@ impl Forward {
             };
             let mut done = 0;
             while done < sequence.tokens.len() {
-                if rows == PASS_ROWS {
+                if rows == pass_rows {
                     self.pass(&mut session, kv, &pass, rows)?;
                     pass.clear();
                     rows = 0;
                 }
-                let count = (sequence.tokens.len() - done).min(PASS_ROWS - rows);
+                let count = (sequence.tokens.len() - done).min(pass_rows - rows);
                 pass.push(PassRun {
                     tokens: &sequence.tokens[done..done + count],
                     context: sequence.context + done,
@@ -332,6 +337,13 @@ impl Forward {
     }
 }
 
+/// Rows of each pass over a batch of `rows`: as few passes as may be, of about equal length, for a short last one would read all weights for
+/// little.
+fn pass_rows(rows: usize) -> usize {
+    let passes = rows.div_ceil(PASS_ROWS_MAX).max(1);
+    rows.div_ceil(passes).next_multiple_of(PASS_GRAIN)
+}
+
 /// Fills place `row` of a growing list of rotations.
 fn set_rope(ropes: &mut Vec<RopeRow>, row: usize, pairs: RopePairs, frequencies: &[f64], position: usize) {
     if ropes.len() == row {
@@ -343,4 +355,16 @@ fn set_rope(ropes: &mut Vec<RopeRow>, row: usize, pairs: RopePairs, frequencies:
 /// `to += values`, value by value: one rounding each, so in any order and width the same bits.
 fn add(to: &mut [f32], values: &[f32]) {
     to.iter_mut().zip(values).for_each(|(to, value)| *to += value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pass_rows;
+
+    #[test]
+    fn passes_are_few_and_about_equal() {
+        for (rows, each) in [(1, 8), (128, 128), (144, 144), (160, 160), (161, 88), (320, 160), (512, 128), (530, 136)] {
+            assert_eq!(pass_rows(rows), each, "{rows} rows");
+        }
+    }
 }

@@ -52,6 +52,9 @@ fn run(setting: &Setting, name: &str, mut command: Command) -> Result<Counts> {
         } else if line.contains("SKIPPED") {
             counts.skipped += 1;
             println!("{line}");
+        } else if line.starts_with("test ") && line.ends_with("FAILED") {
+            setting.note_failure(&format!("{name}: {line}"));
+            println!("{line}");
         } else if line.contains("FAILED") || line.contains("panicked at") || line.starts_with("figure:") {
             println!("{line}");
         }

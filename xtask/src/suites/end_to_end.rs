@@ -27,7 +27,7 @@ pub fn run(setting: &Setting) -> Result<Counts> {
     };
     let mut command = Command::new(python);
     command
-        .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--color=no"])
+        .args(["-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider", "--color=no"])
         .arg(&dir)
         .current_dir(&setting.root)
         .env("PENSTOCK_BIN", target(&setting.root).join(serve::PROFILE).join("penstock"))
@@ -44,6 +44,9 @@ pub fn run(setting: &Setting) -> Result<Counts> {
     for line in output.lines() {
         let line = line?;
         println!("{line}");
+        if line.starts_with("FAILED ") || line.starts_with("ERROR ") {
+            setting.note_failure(&line);
+        }
         counts = Counts::from_pytest(&line).or(counts);
     }
     let status = child.wait()?;

@@ -1,6 +1,6 @@
 //! How fast does each kind move KV on this machine, beside a plain copy and a plain TCP stream in the same run?
 //!
-//! `cargo run --release -p penstock-transport --example bench`. The other end is a thread for `reference` and a process for the
+//! `cargo run --release -p penstock-transport --example transfers`. The other end is a thread for `reference` and a process for the
 //! others. Figures are printed, never judged.
 
 use std::error::Error;
