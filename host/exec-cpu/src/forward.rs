@@ -363,7 +363,8 @@ mod tests {
 
     #[test]
     fn passes_are_few_and_about_equal() {
-        for (rows, each) in [(1, 8), (128, 128), (144, 144), (160, 160), (161, 88), (320, 160), (512, 128), (530, 136)] {
+        for (rows, each) in [(1, 8), (128, 128), (144, 144), (160, 160), (161, 88), (320, 160), (512, 128), (530, 136)]
+        {
             assert_eq!(pass_rows(rows), each, "{rows} rows");
         }
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use wasmtime::ResourceLimiter;
 
+use crate::backstop::CallTime;
 use crate::bindings::life;
 use crate::fault::{OverCap, TooManyHostCalls, plain};
 use crate::limits::{
@@ -122,6 +123,7 @@ pub(crate) struct Host {
     pub notes: Notes,
     /// Host calls that the present guest call may still make.
     pub calls_left: u32,
+    pub call_time: CallTime,
     /// Linear memory that it holds, all memories together.
     pub memory_bytes: usize,
     memory_bytes_max: usize,
@@ -130,7 +132,7 @@ pub(crate) struct Host {
 
 impl Host {
     pub fn new(memory_bytes_max: usize, notes: Notes, alive: Alive) -> Self {
-        Self { notes, calls_left: 0, memory_bytes: 0, memory_bytes_max, _alive: alive }
+        Self { notes, calls_left: 0, call_time: CallTime::default(), memory_bytes: 0, memory_bytes_max, _alive: alive }
     }
 
     fn called(&mut self) -> wasmtime::Result<()> {

@@ -7,6 +7,7 @@ use penstock_policy_api::{Decision, FaultKind, Kept, Manifest, RestoreCause, Res
 use wasmtime::component::InstancePre;
 use wasmtime::{Store, StoreContextMut};
 
+use crate::backstop::CallTime;
 use crate::bindings::life::{self, Life, LifeIndices};
 use crate::component::{Component, LoadError, manifest_of};
 use crate::fault::{Failure, GuestCall, plain};
@@ -71,12 +72,12 @@ pub(crate) struct Instance<B> {
     bound: B,
     last_fuel: u64,
     fuel_base: u64,
-    backstop_ticks: u64,
     state_bytes_max: usize,
 }
 
-fn prepare(store: &mut Store<Host>, ticks: u64, budget: Budget) -> Result<(), Failure> {
-    store.set_epoch_deadline(ticks);
+fn prepare(store: &mut Store<Host>, budget: Budget) -> Result<(), Failure> {
+    store.set_epoch_deadline(1);
+    store.data_mut().call_time = CallTime::default();
     store.set_hostcall_fuel(budget.bytes);
     store.data_mut().calls_left = HOST_CALLS_MAX;
     store.set_fuel(budget.fuel).map_err(|error| Failure::of(budget.during, &error))
@@ -88,13 +89,13 @@ pub(crate) fn inspect(runtime: &Runtime, pre: &InstancePre<Host>, decision: Deci
     let shape = |error: wasmtime::Error| LoadError::Shape(plain(format!("{error:#}"), FAULT_TEXT_BYTES_MAX));
     let found = LifeIndices::new(pre).map_err(shape)?;
     let budget = Budget::of_life(GuestCall::Start, ANSWER_BYTES_MAX);
-    prepare(&mut store, runtime.backstop_ticks(), budget).map_err(LoadError::Describe)?;
+    prepare(&mut store, budget).map_err(LoadError::Describe)?;
     let failed = |during| move |error: wasmtime::Error| LoadError::Describe(Failure::of(during, &error));
     let instance = pre.instantiate(&mut store).map_err(failed(GuestCall::Start))?;
     let life = found.load(&mut store, &instance).map_err(shape)?;
     worlds::check(pre, &mut store, &instance, decision).map_err(shape)?;
     let budget = Budget::of_life(GuestCall::Describe, MANIFEST_BYTES_MAX);
-    prepare(&mut store, runtime.backstop_ticks(), budget).map_err(LoadError::Describe)?;
+    prepare(&mut store, budget).map_err(LoadError::Describe)?;
     let said = life.penstock_types_policy().call_describe(&mut store);
     said.map(manifest_of).map_err(failed(GuestCall::Describe))
 }
@@ -117,7 +118,6 @@ impl<B: Bound> Instance<B> {
             bound,
             last_fuel: 0,
             fuel_base: setup.fuel_base,
-            backstop_ticks: setup.runtime.backstop_ticks(),
             state_bytes_max: setup.runtime.state_bytes_max(),
         };
         match started.introduce(setup) {
@@ -132,7 +132,7 @@ impl<B: Bound> Instance<B> {
     fn make(setup: &Setup, store: &mut Store<Host>) -> Result<(Life, B), Failure> {
         let pre = setup.component.pre();
         let budget = Budget::of_life(GuestCall::Start, ANSWER_BYTES_MAX);
-        prepare(store, setup.runtime.backstop_ticks(), budget)?;
+        prepare(store, budget)?;
         let failed = |error: wasmtime::Error| Failure::of(GuestCall::Start, &error);
         let instance = pre.instantiate(&mut *store).map_err(failed)?;
         let life = LifeIndices::new(pre).and_then(|found| found.load(&mut *store, &instance)).map_err(failed)?;
@@ -156,7 +156,7 @@ impl<B: Bound> Instance<B> {
         f: impl FnOnce(&B, &Life, StoreContextMut<'_, Host>) -> wasmtime::Result<T>,
     ) -> Result<T, Failure> {
         use wasmtime::AsContextMut as _;
-        prepare(&mut self.store, self.backstop_ticks, budget)?;
+        prepare(&mut self.store, budget)?;
         let answer = f(&self.bound, &self.life, self.store.as_context_mut());
         // Fuel is metered by construction, so the store has a number; without one the call counts as having used it all.
         self.last_fuel = budget.fuel.saturating_sub(self.store.get_fuel().unwrap_or(0));

@@ -9,8 +9,9 @@
 //!
 //! Whatever a component does, its machine gets an answer in the same call: fuel ends every call, memory is capped, and a fault is answered
 //! by the native default while the instance is made anew from its last snapshot and the facts since. Behaviour is a function of the inputs,
-//! with one exception that is reported as such: the backstop in time ([`penstock_policy_api::FaultKind::Epoch`]).
+//! with one exception that is reported as such: the backstop in processor time ([`penstock_policy_api::FaultKind::Epoch`]).
 
+mod backstop;
 mod bindings;
 mod cache;
 mod census;

@@ -6,14 +6,13 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use wasmtime::component::Linker;
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, Store, WasmFeatures};
 
+use crate::backstop::Ticker;
 use crate::bindings::life;
 use crate::cache::{Cache, CacheSecret};
 use crate::digest::Digest;
@@ -22,9 +21,6 @@ use crate::limits::{
     CORE_INSTANCES_MAX, FAULT_FRAMES_MAX, INSTANCES_DEFAULT, MEMORIES_MAX, MEMORY_BYTES_DEFAULT, STACK_BYTES_MAX,
     STATE_BYTES_DEFAULT, STATE_BYTES_MAX, TABLE_ELEMENTS_MAX,
 };
-
-/// Ticks of the backstop: a call ends after this many, and at most one more.
-const BACKSTOP_TICKS: u64 = 4;
 
 /// What a [`Runtime`] may use.
 #[derive(Clone, Debug)]
@@ -35,7 +31,7 @@ pub struct RuntimeConfig {
     pub instances_max: u32,
     /// Saved state of one instance; at most [`STATE_BYTES_MAX`].
     pub state_bytes_max: usize,
-    /// Time after which any call ends, however much fuel it has left.
+    /// Processor time after which any call ends, however much fuel it has left. Time in which its thread did not run is not the policy's.
     pub backstop: Duration,
     /// Where compiled components are kept, and the secret that vouches for them. None compiles at every start.
     pub cache: Option<(PathBuf, CacheSecret)>,
@@ -83,6 +79,7 @@ struct Inner {
     linker: Linker<Host>,
     /// Everything that compiled code depends on beside the component.
     config_digest: Digest,
+    backstop: Duration,
     memory_bytes_max: usize,
     state_bytes_max: usize,
     cache: Option<Cache>,
@@ -115,12 +112,13 @@ impl Runtime {
                 Some(opened.map_err(|error| RuntimeError::Cache { path, problem: error.to_string() })?)
             }
         };
-        let ticker = Ticker::start(engine.clone(), config.backstop / BACKSTOP_TICKS as u32)
-            .map_err(|error| RuntimeError::Engine(error.to_string()))?;
+        let ticker =
+            Ticker::start(engine.clone(), config.backstop).map_err(|error| RuntimeError::Engine(error.to_string()))?;
         let inner = Inner {
             config_digest: config_digest(&engine),
             engine,
             linker,
+            backstop: config.backstop,
             memory_bytes_max: config.memory_bytes_max,
             state_bytes_max: config.state_bytes_max,
             cache,
@@ -160,12 +158,9 @@ impl Runtime {
         let host = Host::new(self.inner.memory_bytes_max, notes, Alive::new(&self.inner.alive));
         let mut store = Store::new(&self.inner.engine, host);
         store.limiter(|host| host);
+        let backstop = self.inner.backstop;
+        store.epoch_deadline_callback(move |mut store| Ok(store.data_mut().call_time.on_tick(backstop)));
         store
-    }
-
-    /// Epochs after which a call ends.
-    pub(crate) fn backstop_ticks(&self) -> u64 {
-        BACKSTOP_TICKS + 1
     }
 }
 
@@ -223,32 +218,4 @@ fn config_digest(engine: &Engine) -> Digest {
     engine.precompile_compatibility_hash().hash(&mut collect);
     let bytes: [u8; 32] = collect.0.finalize().into();
     Digest::of_pieces(&[b"penstock engine", &bytes])
-}
-
-/// Moves the engine's epoch on, so that a call cannot outlast the backstop. Ends when it is dropped.
-struct Ticker {
-    stop: Option<SyncSender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Ticker {
-    fn start(engine: Engine, tick: Duration) -> std::io::Result<Self> {
-        let (stop, stopped) = sync_channel(0);
-        let thread = std::thread::Builder::new().name("policy-backstop".to_owned()).spawn(move || {
-            while stopped.recv_timeout(tick) == Err(RecvTimeoutError::Timeout) {
-                engine.increment_epoch();
-            }
-        })?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
-    }
-}
-
-impl Drop for Ticker {
-    fn drop(&mut self) {
-        self.stop.take();
-        if let Some(thread) = self.thread.take() {
-            // A ticker that panicked has already stopped; there is nothing more to end.
-            let _ended = thread.join();
-        }
-    }
 }
