@@ -264,7 +264,12 @@ fn measure(penstock: &Path, server: &Server, load: &Load, seed: u64) -> Result<F
     let summary: serde_json::Value = serde_json::from_slice(&output.stdout)
         .with_context(|| format!("{} under `{}` gave no summary ({})", server.name, load.name, output.status))?;
     let number = |key: &str| summary[key].as_f64().with_context(|| format!("the summary lacks {key}"));
-    ensure!(number("failed")? == 0.0, "{} failed requests under `{}`: {}", server.name, load.name, summary["errors"]);
+    let failed = number("failed")?;
+    if failed > 0.0 {
+        // A peer's own trouble is told, and its figures are of what it finished; ours would be a fault.
+        ensure!(!server.name.starts_with(OURS), "{} failed requests: {}", server.name, summary["errors"]);
+        eprintln!("{}: {failed} requests failed under `{}`: {}", server.name, load.name, summary["errors"]);
+    }
     Ok(Figures {
         tokens_per_second: number("output_throughput")?,
         ttft_ms: number("median_ttft_ms")?,
