@@ -3,8 +3,8 @@
 use std::fmt;
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
 use sha2::{Digest as _, Sha256};
 
@@ -48,7 +48,8 @@ impl fmt::Debug for Digest {
 /// When the weights' hash may be taken from the record of an earlier start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HashPolicy {
-    /// Trust the sidecar `.<file>.sha256` while size and modification time are unchanged; else read the file and write the sidecar.
+    /// Trust the sidecar `.<file>.sha256` while the file's size, inode, modification and change time are those that it was written for; else
+    /// read the file and write the sidecar.
     #[default]
     Cached,
     /// Read the whole file every time.
@@ -98,12 +99,6 @@ impl ModelManifest {
         Namespace(hash.finalize().into())
     }
 
-    /// One short line of identity for logs and `system_fingerprint`: the first 12 hexadecimal digits of a hash over all fields.
-    pub fn fingerprint(&self) -> String {
-        let mut text = self.namespace(None, "", "").0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        text.truncate(12);
-        text
-    }
 }
 
 /// Namespace of cached blocks: whatever differs in it shares nothing.
@@ -114,6 +109,12 @@ impl Namespace {
     /// The bytes that enter the root key.
     pub fn bytes(&self) -> &[u8; 32] {
         &self.0
+    }
+
+    /// Its first 12 hexadecimal digits, for logs and `system_fingerprint`: what may change answers, the way keys and values are held and
+    /// products are rounded included, changes it.
+    pub fn fingerprint(&self) -> String {
+        self.0.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
@@ -158,11 +159,14 @@ pub(crate) fn hash_files(
     }
 }
 
-/// Size and modification time: what must be unchanged for a recorded hash to hold.
+/// What must be unchanged for a recorded hash to hold: size, modification time, inode, and change time, which no program can set. The device is
+/// not among them: the sidecar lies in the same folder, and a container or a network mount has another number at each start.
 fn stamp(path: &Path) -> Result<String, ModelError> {
     let metadata = fs::metadata(path).map_err(|e| ModelError::io(path, "read the size of", e))?;
-    let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    Ok(format!("{} {}", metadata.len(), modified.map_or(0, |age| age.as_nanos())))
+    let time = |seconds: i64, nanoseconds: i64| format!("{seconds}.{nanoseconds:09}");
+    let modified = time(metadata.mtime(), metadata.mtime_nsec());
+    let changed = time(metadata.ctime(), metadata.ctime_nsec());
+    Ok(format!("{} {modified} {} {changed}", metadata.len(), metadata.ino()))
 }
 
 fn sidecar(path: &Path) -> Option<PathBuf> {
@@ -218,5 +222,37 @@ mod tests {
         assert_eq!(hash(HashPolicy::Cached), (Digest::of(b"abcd"), 1));
         fs::write(folder.path().join(".w.bin.sha256"), "rubbish").unwrap();
         assert_eq!(hash(HashPolicy::Cached), (Digest::of(b"abcd"), 1));
+    }
+    /// As `cp --preserve=timestamps` and `rsync --times` leave a file: other bytes, the same length and modification time.
+    #[test]
+    fn a_file_replaced_with_the_same_size_and_time_is_hashed_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("w.bin");
+        let hash = || {
+            let bytes = fs::read(&path).unwrap();
+            hash_files(&[(path.clone(), &bytes)], HashPolicy::Cached, &mut |_, _| {}).unwrap()
+        };
+        fs::write(&path, b"abc").unwrap();
+        let first = fs::metadata(&path).unwrap();
+        assert_eq!(hash(), Digest::of(b"abc"));
+        let replace = |place: &Path, bytes: &[u8]| {
+            fs::write(place, bytes).unwrap();
+            fs::File::options().write(true).open(place).unwrap().set_modified(first.modified().unwrap()).unwrap();
+        };
+        // Another file under the name.
+        let aside = folder.path().join("aside");
+        replace(&aside, b"xyz");
+        fs::rename(&aside, &path).unwrap();
+        let second = fs::metadata(&path).unwrap();
+        assert_eq!((second.len(), second.modified().unwrap()), (first.len(), first.modified().unwrap()));
+        assert_eq!(hash(), Digest::of(b"xyz"));
+        // Other bytes in the same file. Where the system's clock ticks slowly the change must fall into another tick to be seen.
+        let changed = |metadata: &fs::Metadata| (metadata.ctime(), metadata.ctime_nsec());
+        while changed(&fs::metadata(&path).unwrap()) == changed(&second) {
+            replace(&path, b"uvw");
+        }
+        let third = fs::metadata(&path).unwrap();
+        assert_eq!((third.ino(), third.modified().unwrap()), (second.ino(), first.modified().unwrap()));
+        assert_eq!(hash(), Digest::of(b"uvw"));
     }
 }

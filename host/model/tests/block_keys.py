@@ -30,3 +30,6 @@ r = root(ns, b'tenant-a')
 print('keys', keys(r, 4, list(range(10))))
 print('wide', keys(r, 16, [0, 1, 49151, 2**32 - 1] * 8))
 print('spans', keys(r, 4, [7] * 12, [(2, 5, d(b'image')), (8, 1, d(b'dot'))]))
+for kv_dtype in (b'bf16', b'int8'):
+    held = namespace(d(b'w'), d(b'c'), d(b't'), d(b'j'), b'', kv_dtype, b'paged-16')
+    print('held', kv_dtype, held.hex()[:12], keys(root(held, b'tenant-a'), 4, list(range(10))))

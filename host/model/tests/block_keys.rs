@@ -70,6 +70,25 @@ fn chains_match_the_vectors() {
     );
 }
 
+/// A block is found by its key alone, so a key that one way of holding numbers makes and the other does not is never taken for it.
+#[test]
+fn what_is_held_in_other_ways_shares_no_key_and_no_fingerprint() {
+    let tokens: Vec<u32> = (0..10).collect();
+    let held = |kv_dtype, layout| {
+        let namespace = manifest().namespace(None, kv_dtype, layout);
+        (namespace.fingerprint(), block_keys(root_key(&namespace, b"tenant-a"), 4, &tokens, &[]))
+    };
+    let (bf16, of_bf16) = held("bf16", "paged-16");
+    let (int8, of_int8) = held("int8", "paged-16");
+    assert_eq!((bf16.as_str(), int8.as_str()), ("95cc393877bd", "d65d4f42a461"));
+    check(of_bf16.clone(), &["e0d1ce693ef8bc22c9cddaa1ccc15e76", "84b13c3377337dcadc77e0aa33d79082"]);
+    check(of_int8.clone(), &["0074e787f5b0237d092e77a209cda687", "6c7d64b9bb90facecc37f1c8fb968f65"]);
+    // Rounding of products enters what is stored, and is part of the layout's name.
+    let (other, of_other) = held("bf16", "paged-16/Int8");
+    assert_ne!(other, bf16);
+    assert!(of_other.iter().all(|key| !of_bf16.contains(key) && !of_int8.contains(key)));
+}
+
 #[test]
 fn no_blocks_no_keys() {
     let root = BlockKey::default();

@@ -163,7 +163,7 @@ fn announce(app: &App, listeners: &Listeners, start: Instant) {
         %address,
         admin = admin.as_deref().unwrap_or("none"),
         model = app.model_name,
-        fingerprint = app.model.manifest().fingerprint(),
+        fingerprint = app.engine.namespace().fingerprint(),
         origin = app.model.manifest().origin.as_deref().unwrap_or("this machine"),
         replicas = app.config.replicas.count,
         kv_blocks = app.config.replicas.kv_blocks,

@@ -183,7 +183,7 @@ fn envelope(app: &App, call: &Call, first: Option<&penstock_engine::EventStream>
         id: format!("{prefix}-{number:016x}"),
         created: unix_s(),
         model: app.model_name.clone(),
-        fingerprint: app.model.manifest().fingerprint(),
+        fingerprint: app.engine.namespace().fingerprint(),
         logprobs: call.generation.sampling.logprobs.is_some(),
     }
 }
