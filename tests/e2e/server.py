@@ -143,6 +143,10 @@ class Server:
             assert time.monotonic() < deadline, f"{text!r} is not in the log:\n{self.log()}"
             time.sleep(0.05)
 
+    def kv_blocks(self):
+        """Blocks of each replica's pool, as the log says when the server is ready."""
+        return int(re.search(r" kv_blocks=(\d+) kv_dtype=", self.log()).group(1))
+
     def rss_kib(self):
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+) kB", status).group(1))

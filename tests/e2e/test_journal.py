@@ -144,7 +144,9 @@ def test_damage_is_named(recorded, tmp_path):
 
 def test_a_server_that_is_killed_leaves_a_journal_that_holds_as_far_as_it_goes(tmp_path):
     journal = tmp_path / "journal"
-    server = Server(tmp_path / "server", "--journal", journal, config={"journal": {"segment_bytes": 65536}})
+    # A small pool: a segment opens with the books of all blocks, and is at least as long again.
+    config = {"journal": {"segment_bytes": 65536}, "replicas": {"kv_blocks": 2048}}
+    server = Server(tmp_path / "server", "--journal", journal, config=config)
     load(server, requests=40)
     stop = threading.Event()
 

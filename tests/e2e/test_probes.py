@@ -31,6 +31,7 @@ NAMES = {
     "penstock_admission_total": "counter",
     "penstock_policy_generation": "gauge",
     "penstock_kv_blocks": "gauge",
+    "penstock_memory_bytes": "gauge",
     "penstock_policy_call_duration_seconds": "histogram",
 }
 
@@ -49,11 +50,12 @@ def test_metrics_have_the_names_that_others_read(http, server):
     assert {name: kinds.get(name) for name in NAMES} == NAMES
     metrics = server.metrics()
     assert all(f'model_name="{MODEL_NAME}"' in key for key in metrics.series)
-    assert metrics.sum("vllm:cache_config_info", block_size="16", num_gpu_blocks="2048") == 1
+    pool = server.kv_blocks()
+    assert metrics.sum("vllm:cache_config_info", block_size="16", num_gpu_blocks=str(pool)) == 1
     assert metrics.sum("penstock_admission_total", outcome="Dispatched") > 0
     server.wait_until_idle()
     blocks = server.metrics()
-    assert blocks.sum("penstock_kv_blocks", state="free") + blocks.sum("penstock_kv_blocks", state="cached") == 2048
+    assert blocks.sum("penstock_kv_blocks", state="free") + blocks.sum("penstock_kv_blocks", state="cached") == pool
 
 
 def test_counters_count_what_one_request_did(http, server):
@@ -82,7 +84,7 @@ def test_loads_have_the_shape_that_routers_read(http, server):
     assert loads["dp_rank_count"] == len(loads["loads"]) == 1
     load = loads["loads"][0]
     assert (load["dp_rank"], load["num_running_reqs"], load["num_waiting_reqs"], load["num_used_tokens"]) == (0, 0, 0, 0)
-    assert load["max_total_num_tokens"] == 2048 * 16
+    assert load["max_total_num_tokens"] == server.kv_blocks() * 16
     assert load["token_usage"] == 0.0
     assert loads["aggregate"]["total_running_reqs"] == 0
 

@@ -6,15 +6,20 @@ use penstock_base::plan::BatchFailure;
 use penstock_base::{BatchId, SeqId, Slot, limits};
 use penstock_exec::{BatchResult, ExecError, Executor, Geometry, Masks, RowResult, SampledToken, Step};
 use penstock_kernels_cpu::{KvPool, MemoryBudget, TaskPanicked};
+use penstock_model::ModelConfig;
 
 use crate::error::CpuError;
-use crate::forward::{Forward, Keep, SequenceRows};
+use crate::forward::{Forward, ForwardRoom, Keep, SequenceRows};
 use crate::model::CpuModel;
 use crate::sampling::{Request, Sampler};
 use crate::slots::{PlanLimits, SlotTable};
 
 /// Rows of logits held at once: bounds their memory however many sequences sample in a step.
 const LOGIT_ROWS: usize = 32;
+
+/// Samplers a thread gets, each for some of the rows: enough to even out rows of unequal work, and few, since one holds several numbers for
+/// every token of the vocabulary.
+const SAMPLERS_PER_THREAD: usize = 4;
 
 /// Sizes of one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +34,49 @@ pub struct CpuOptions {
     pub step_tokens_max: u32,
     /// Longest sequence in tokens; 0 is the model's own limit, and more than that is cut to it.
     pub context_tokens_max: u32,
+    /// The KV pool is resident from the start; otherwise a page of it becomes so when its first token is stored.
+    pub kv_resident: bool,
 }
 
 impl Default for CpuOptions {
     /// 1,024 blocks of 16 tokens, 32 sequences, 512 query tokens a step, the model's context.
     fn default() -> Self {
-        Self { kv_blocks: 1024, block_size_tokens: 16, slots: 32, step_tokens_max: 512, context_tokens_max: 0 }
+        Self {
+            kv_blocks: 1024,
+            block_size_tokens: 16,
+            slots: 32,
+            step_tokens_max: 512,
+            context_tokens_max: 0,
+            kv_resident: true,
+        }
+    }
+}
+
+impl CpuOptions {
+    /// Longest sequence of a model.
+    pub(crate) fn context_tokens(&self, config: &ModelConfig) -> u32 {
+        let context = u32::try_from(config.context_length).unwrap_or(u32::MAX);
+        if self.context_tokens_max == 0 { context } else { self.context_tokens_max.min(context) }
+    }
+
+    /// What the passes of a model hold.
+    pub(crate) fn room(&self, config: &ModelConfig) -> ForwardRoom {
+        ForwardRoom {
+            batch_rows: self.step_tokens_max as usize,
+            kept_rows: self.slots.min(self.step_tokens_max) as usize,
+            logit_rows: self.logit_rows(),
+            table_blocks: self.context_tokens(config).div_ceil(self.block_size_tokens.max(1)) as usize,
+        }
+    }
+
+    /// Rows of logits held at once.
+    pub(crate) fn logit_rows(&self) -> usize {
+        LOGIT_ROWS.min(self.slots as usize)
+    }
+
+    /// Samplers that work beside each other on as many threads.
+    pub(crate) fn samplers(&self, threads: usize) -> usize {
+        self.logit_rows().min(threads * SAMPLERS_PER_THREAD)
     }
 }
 
@@ -63,11 +105,10 @@ struct BatchRow {
     mask: u32,
 }
 
-/// One row on its way through the sampler.
+/// One row on its way through a sampler.
 struct Choice<'a> {
     row: usize,
     logits: &'a mut [f32],
-    sampler: &'a mut Sampler,
     request: Option<Request<'a>>,
     token: Option<SampledToken>,
 }
@@ -86,30 +127,30 @@ impl CpuExecutor {
         check("slots", options.slots, 1, limits::SLOTS_MAX as u64)?;
         check("step_tokens_max", options.step_tokens_max, 1, u64::from(limits::STEP_TOKENS_MAX))?;
         let config = model.config();
-        let context = u32::try_from(config.context_length).unwrap_or(u32::MAX);
-        let shape = Forward::kv_shape(&model, options.block_size_tokens as usize, options.kv_blocks as usize);
-        let kv = KvPool::new(budget, shape)?;
+        let (block_tokens, blocks) = (options.block_size_tokens as usize, options.kv_blocks as usize);
+        let shape = Forward::kv_shape(&model, block_tokens, blocks);
+        let kv = if options.kv_resident { KvPool::new(budget, shape)? } else { KvPool::on_use(budget, shape)? };
         let geometry = Geometry {
             block_size_tokens: options.block_size_tokens,
             blocks: options.kv_blocks,
             kv_token_bytes: shape.token_bytes().unwrap_or_default() as u64,
             slots: options.slots,
             step_tokens_max: options.step_tokens_max,
-            context_tokens_max: match options.context_tokens_max {
-                0 => context,
-                wanted => wanted.min(context),
-            },
+            context_tokens_max: options.context_tokens(config),
             vocabulary: u32::try_from(config.vocab).unwrap_or(u32::MAX),
         };
+        let (room, vocab) = (options.room(config), config.vocab);
+        let samplers =
+            (0..options.samplers(model.threads().threads())).map(|_| Sampler::with_room(model.tier(), vocab));
         Ok(Self {
             geometry,
-            forward: Forward::new(model),
             kv,
             slots: SlotTable::default(),
-            rows: Vec::new(),
+            rows: Vec::with_capacity(options.slots as usize),
             batch: BatchId(0),
-            logits: Vec::new(),
-            samplers: Vec::new(),
+            logits: Vec::with_capacity(room.logit_rows * vocab),
+            samplers: samplers.collect(),
+            forward: Forward::with_room(model, room),
         })
     }
 
@@ -136,14 +177,10 @@ impl CpuExecutor {
         let vocab = model.config().vocab;
         self.logits.resize(chosen.len() * vocab, 0.0);
         self.forward.logits(first, chosen.len(), &mut self.logits)?;
-        if self.samplers.len() < chosen.len() {
-            self.samplers.resize_with(chosen.len(), || Sampler::new(model.tier()));
-        }
-        let buffers = self.logits.chunks_exact_mut(vocab).zip(&mut self.samplers);
         let mut choices: Vec<Choice<'_>> = chosen
             .iter()
-            .zip(buffers)
-            .map(|(&row, (logits, sampler))| {
+            .zip(self.logits.chunks_exact_mut(vocab))
+            .map(|(&row, logits)| {
                 let BatchRow { slot, mask, .. } = self.rows[row];
                 let mask = match mask {
                     0 => Some(None),
@@ -155,11 +192,15 @@ impl CpuExecutor {
                     seen: state.seen.as_ref(),
                     mask,
                 });
-                Choice { row, logits, sampler, request, token: None }
+                Choice { row, logits, request, token: None }
             })
             .collect();
-        model.threads().enter().each(&mut choices, |_, choice| {
-            choice.token = choice.request.and_then(|request| choice.sampler.sample(choice.logits, request));
+        let share = choices.len().div_ceil(self.samplers.len()).max(1);
+        let mut work: Vec<_> = choices.chunks_mut(share).zip(&mut self.samplers).collect();
+        model.threads().enter().each(&mut work, |_, (choices, sampler)| {
+            for choice in choices.iter_mut() {
+                choice.token = choice.request.and_then(|request| sampler.sample(choice.logits, request));
+            }
         })?;
         let tokens: Vec<(usize, Option<SampledToken>)> =
             choices.into_iter().map(|choice| (choice.row, choice.token)).collect();
@@ -231,8 +272,9 @@ impl Executor for CpuExecutor {
             failed: false,
         }));
         let chosen: Vec<usize> = (0..self.rows.len()).filter(|&row| self.rows[row].sample).collect();
-        for (chunk, rows) in chosen.chunks(LOGIT_ROWS).enumerate() {
-            self.sample_chunk(rows, chunk * LOGIT_ROWS, masks, &mut out.rows).map_err(broken)?;
+        let together = LOGIT_ROWS.min(self.geometry.slots as usize);
+        for (chunk, rows) in chosen.chunks(together).enumerate() {
+            self.sample_chunk(rows, chunk * together, masks, &mut out.rows).map_err(broken)?;
         }
         self.rows.clear();
         Ok(())

@@ -9,11 +9,12 @@ use penstock_kernels_cpu::kv::KvShape;
 use penstock_kernels_cpu::norm::rms_norm_heads;
 use penstock_kernels_cpu::rope::rope;
 use penstock_kernels_cpu::{
-    Activations, AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvPool, KvRows, KvSlot, PackedMatrix, Part,
-    RopePairs, RopeRow, Session, Store, TaskPanicked, attend, multiply,
+    Activations, AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvDtype, KvPool, KvRows, KvSlot, PackedMatrix,
+    Part, PlanRoom, RopePairs, RopeRow, Session, Store, TaskPanicked, attend, multiply,
 };
+use penstock_model::ModelConfig;
 
-use crate::model::{CpuModel, LayerWeights};
+use crate::model::{CpuModel, LayerWeights, Numerics};
 
 /// Most rows of one pass: enough to reach the products' full rate, few enough that what one product leaves for the next stays in a
 /// second-level cache of 2 MB.
@@ -70,6 +71,56 @@ pub struct Forward {
     kept: Vec<f32>,
 }
 
+/// The most that one replica's batches hold: what decides how much memory their passes need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForwardRoom {
+    /// Query tokens of a batch.
+    pub batch_rows: usize,
+    /// Hidden states kept of a batch.
+    pub kept_rows: usize,
+    /// Rows of logits at once.
+    pub logit_rows: usize,
+    /// Entries of a block table.
+    pub table_blocks: usize,
+}
+
+impl ForwardRoom {
+    /// Most rows of a pass.
+    fn pass_rows_max(&self) -> usize {
+        self.batch_rows.min(PASS_ROWS_MAX)
+    }
+
+    /// Rows of the largest product: a pass, or the output projection.
+    fn product_rows(&self) -> usize {
+        self.pass_rows_max().max(self.logit_rows)
+    }
+
+    fn plan(&self, config: &ModelConfig) -> PlanRoom {
+        let rows = self.pass_rows_max();
+        PlanRoom { rows, table_blocks: rows * self.table_blocks, heads: config.heads, kv_heads: config.kv_heads }
+    }
+
+    /// Bytes of [`Forward::with_room`] for a model of this shape.
+    pub fn bytes(&self, config: &ModelConfig, numerics: Numerics) -> usize {
+        let rows = self.pass_rows_max();
+        let added = if config.post_norms { config.hidden } else { 0 };
+        // x, qkv and the attention over it, both halves of the gate, what comes out of it.
+        let widths = config.hidden + 2 * config.q_rows() + 2 * config.kv_rows() + 3 * config.feed_forward + added;
+        let values = rows * widths + (self.product_rows() + self.kept_rows) * config.hidden;
+        let ropes = if config.window_rope_frequencies().is_some() { 2 * rows } else { rows };
+        values * size_of::<f32>()
+            + Activations::room_bytes(numerics.precision, numerics.tier, self.product_rows(), longest_input(config))
+            + self.plan(config).bytes()
+            + ropes * RopeRow::bytes(config.head_dim)
+            + rows * size_of::<KvSlot>()
+    }
+}
+
+/// Inputs of the widest matrix.
+fn longest_input(config: &ModelConfig) -> usize {
+    config.hidden.max(config.q_rows()).max(config.feed_forward)
+}
+
 /// Part of a batch that fits one pass: consecutive tokens of one sequence.
 struct PassRun<'a> {
     tokens: &'a [u32],
@@ -102,6 +153,35 @@ impl Forward {
         }
     }
 
+    /// As [`Forward::new`], with the memory for everything that `room` allows from the start: no pass within it takes more.
+    pub fn with_room(model: Arc<CpuModel>, room: ForwardRoom) -> Self {
+        let config = &model.config;
+        let rows = room.pass_rows_max();
+        let row = |width: usize| Vec::with_capacity(rows * width);
+        let ropes = |rows: usize| (0..rows).map(|_| RopeRow::with_room(config.head_dim)).collect();
+        Self {
+            activations: Activations::with_room(
+                model.precision,
+                model.tier,
+                room.product_rows(),
+                longest_input(config),
+            ),
+            plan: AttentionPlan::with_room(room.plan(config)),
+            ropes: ropes(rows),
+            window_ropes: ropes(if model.window_rope_frequencies.is_some() { rows } else { 0 }),
+            slots: Vec::with_capacity(rows),
+            x: row(config.hidden),
+            normed: Vec::with_capacity(room.product_rows() * config.hidden),
+            qkv: row(config.q_rows() + 2 * config.kv_rows()),
+            attention: row(config.q_rows()),
+            gate_up: row(2 * config.feed_forward),
+            feed_forward: row(config.feed_forward),
+            added: row(if config.post_norms { config.hidden } else { 0 }),
+            kept: Vec::with_capacity(room.kept_rows * config.hidden),
+            model,
+        }
+    }
+
     /// The model.
     pub fn model(&self) -> &Arc<CpuModel> {
         &self.model
@@ -109,14 +189,18 @@ impl Forward {
 
     /// The shape of a KV pool for `model`, holding numbers as it was told to.
     pub fn kv_shape(model: &CpuModel, block_tokens: usize, blocks: usize) -> KvShape {
-        let config = &model.config;
+        Self::kv_shape_of(&model.config, model.kv_dtype, block_tokens, blocks)
+    }
+
+    /// The same for a model that is not loaded yet.
+    pub(crate) fn kv_shape_of(config: &ModelConfig, dtype: KvDtype, block_tokens: usize, blocks: usize) -> KvShape {
         KvShape {
             layers: config.layers,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
             block_tokens,
             blocks,
-            dtype: model.kv_dtype,
+            dtype,
         }
     }
 

@@ -11,7 +11,7 @@ use penstock_model::{DType, ModelConfig};
 use crate::error::CpuError;
 
 /// The parts of a layer that are matrices.
-const LAYER_MATRICES: [LayerPart; 7] = [
+pub(crate) const LAYER_MATRICES: [LayerPart; 7] = [
     LayerPart::AttnQ,
     LayerPart::AttnK,
     LayerPart::AttnV,
@@ -52,6 +52,11 @@ impl<'a> MatrixPlan<'a> {
             Ok(Planned { role, source, format, shape })
         });
         Ok(Self { matrices: matrices.collect::<Result<_, CpuError>>()? })
+    }
+
+    /// Inputs of the widest matrix.
+    pub(crate) fn longest_input(&self) -> usize {
+        self.matrices.iter().map(|planned| planned.shape.k()).max().unwrap_or(0)
     }
 
     /// Bytes of all packed matrices; each is a multiple of a cache line long.

@@ -254,7 +254,7 @@ impl CpuModel {
 }
 
 /// Refuses, by name, everything that the pass does not do.
-fn check(config: &ModelConfig, tier: Tier) -> Result<(), CpuError> {
+pub(crate) fn check(config: &ModelConfig, tier: Tier) -> Result<(), CpuError> {
     let require = |holds: bool, what: String| if holds { Ok(()) } else { Err(CpuError::Unsupported { what }) };
     require(tier.is_supported(), format!("tier {tier} is not supported on this machine"))?;
     for (name, value) in

@@ -14,7 +14,14 @@ use support::{Noise, TinyModel};
 const BLOCK: u32 = 16;
 
 fn options() -> CpuOptions {
-    CpuOptions { kv_blocks: 80, block_size_tokens: BLOCK, slots: 12, step_tokens_max: 300, context_tokens_max: 0 }
+    CpuOptions {
+        kv_blocks: 80,
+        block_size_tokens: BLOCK,
+        slots: 12,
+        step_tokens_max: 300,
+        context_tokens_max: 0,
+        kv_resident: true,
+    }
 }
 
 fn executor(model: &Arc<CpuModel>) -> CpuExecutor {

@@ -7,9 +7,11 @@ use penstock_base::{BatchId, BlockRef, ClassRank, Duration, TrustGroup};
 
 #[cfg(doc)]
 use crate::Kv;
-use crate::pool::StaleRef;
-use crate::prefix::{Holder, Keys};
+use crate::event::KvEvent;
+use crate::pool::{BlockPool, StaleRef};
+use crate::prefix::{Holder, Keys, PrefixCache};
 use crate::reserve::OwnerId;
+use crate::tenant::Tenants;
 use crate::watermark::Watermarks;
 
 /// Sizes of one replica's block bookkeeping. Everything is reserved at construction.
@@ -40,6 +42,20 @@ impl KvConfig {
             events: 65_536,
             watermarks: Watermarks::default(),
         }
+    }
+
+    /// Most bytes of bookkeeping that one more block adds.
+    pub const BLOCK_BOOKS_BYTES: u64 = (BlockPool::ENTRY_BYTES + PrefixCache::ENTRY_BYTES_MAX) as u64;
+
+    /// Most bytes of bookkeeping in all.
+    pub fn books_bytes_max(&self) -> u64 {
+        // Two buckets are the least of an index.
+        let indices = 3 * 2 * size_of::<u32>() as u64;
+        u64::from(self.blocks) * Self::BLOCK_BOOKS_BYTES
+            + u64::from(self.owners) * size_of::<u32>() as u64
+            + u64::from(self.tenants) * Tenants::ENTRY_BYTES_MAX as u64
+            + u64::from(self.events) * size_of::<KvEvent>() as u64
+            + indices
     }
 
     pub(crate) fn check(&self) -> Result<(), KvError> {
@@ -208,4 +224,26 @@ pub struct Released {
     pub shared: u32,
     /// References that were stale; counted no-ops.
     pub stale: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Kv;
+
+    /// What is held for blocks, tenants and events is told before anything is held, and not much too high.
+    #[test]
+    fn books_are_no_larger_than_foretold() {
+        for blocks in [1, 2, 3, 77, 2_048, 2_049, 20_000, 65_537] {
+            for (owners, tenants, events) in [(1, 1, 0), (66, 1_024, 65_536), (1_024, 3, 5)] {
+                let config = KvConfig { owners, tenants, events, ..KvConfig::with_blocks(blocks) };
+                let held = Kv::new(config).unwrap().reserved_bytes() as u64;
+                let foretold = config.books_bytes_max();
+                assert!(
+                    (held..=held + held / 5 + 64).contains(&foretold),
+                    "{blocks}: {held} held, {foretold} foretold"
+                );
+            }
+        }
+    }
 }

@@ -105,6 +105,8 @@ fn expiry_order(nodes: &[Node], i: u32) -> (Instant, Reverse<u32>, u32) {
 }
 
 impl EvictionOrder {
+    pub(crate) const ENTRY_BYTES: usize = 3 * Ordered::ENTRY_BYTES + Links::ENTRY_BYTES;
+
     pub(crate) fn new(blocks: u32) -> Self {
         let len = blocks as usize;
         Self {

@@ -27,6 +27,8 @@ pub(crate) struct Ghosts {
 }
 
 impl Ghosts {
+    pub(crate) const ENTRY_BYTES_MAX: usize = size_of::<Ghost>() + HashIndex::ENTRY_BYTES_MAX;
+
     pub(crate) fn new(capacity: u32) -> Self {
         Self { ring: Vec::with_capacity(capacity as usize), slots: HashIndex::new(capacity), next: 0, capacity }
     }

@@ -14,6 +14,9 @@ pub(crate) struct HashIndex {
 }
 
 impl HashIndex {
+    /// Most bytes of an entry: twice as many buckets, rounded up to a power of two.
+    pub(crate) const ENTRY_BYTES_MAX: usize = 4 * size_of::<u32>();
+
     /// Room for `capacity` elements.
     pub(crate) fn new(capacity: u32) -> Self {
         let len = (capacity as usize * 2).next_power_of_two().max(2);

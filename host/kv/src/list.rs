@@ -37,6 +37,8 @@ impl List {
 }
 
 impl Links {
+    pub(crate) const ENTRY_BYTES: usize = size_of::<[u32; 2]>();
+
     pub(crate) fn new(len: usize) -> Self {
         Self(alloc::vec![[OUT, NONE]; len])
     }

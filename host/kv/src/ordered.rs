@@ -46,6 +46,8 @@ fn rank(i: u32) -> u32 {
 }
 
 impl Ordered {
+    pub(crate) const ENTRY_BYTES: usize = size_of::<Links>();
+
     pub(crate) fn new(len: usize) -> Self {
         Self(alloc::vec![Links { left: NONE, right: NONE, up: OUT }; len])
     }

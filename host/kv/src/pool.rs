@@ -150,6 +150,8 @@ pub struct BlockPool {
 }
 
 impl BlockPool {
+    pub(crate) const ENTRY_BYTES: usize = size_of::<Block>() + Links::ENTRY_BYTES;
+
     /// A pool of `blocks` free blocks; the lowest index goes first.
     pub fn new(blocks: u32) -> Self {
         let fresh = Block { generation: 0, refs: 0, leases: 0, fence: 0, state: BlockState::Free, keyed: false };

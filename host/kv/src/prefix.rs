@@ -188,6 +188,9 @@ pub(crate) struct PrefixCache {
 }
 
 impl PrefixCache {
+    pub(crate) const ENTRY_BYTES_MAX: usize =
+        size_of::<Node>() + HashIndex::ENTRY_BYTES_MAX + EvictionOrder::ENTRY_BYTES + Ghosts::ENTRY_BYTES_MAX;
+
     pub(crate) fn new(blocks: u32, block_size_tokens: u32, tenants: u32, events: u32) -> Self {
         Self {
             nodes: alloc::vec![Node::EMPTY; blocks as usize],

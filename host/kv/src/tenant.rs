@@ -36,6 +36,9 @@ pub(crate) struct Tenants {
 }
 
 impl Tenants {
+    pub(crate) const ENTRY_BYTES_MAX: usize =
+        size_of::<Tenant>() + size_of::<u32>() + HashIndex::ENTRY_BYTES_MAX + Links::ENTRY_BYTES;
+
     pub(crate) fn new(capacity: u32) -> Self {
         let room = capacity as usize;
         Self {

@@ -98,7 +98,6 @@ impl ModelManifest {
         field(layout.as_bytes());
         Namespace(hash.finalize().into())
     }
-
 }
 
 /// Namespace of cached blocks: whatever differs in it shares nothing.

@@ -130,9 +130,15 @@ pub struct ServeArgs {
     /// Keep each compute thread to a core of its own; there must be as many cores as threads [default: threads move freely].
     #[arg(long)]
     pub pin_threads: bool,
-    /// KV blocks of each replica, 16 tokens each [default: 2048].
+    /// KV blocks of each replica, 16 tokens each; 0 is as many as fit [default: 0].
     #[arg(long, value_name = "N")]
     pub kv_blocks: Option<u32>,
+    /// Most memory that the process may use; 0 is what the control group or the machine allows [default: 0].
+    #[arg(long, value_name = "BYTES")]
+    pub memory_bytes: Option<u64>,
+    /// Longest sequence, prompt and output together; 0 is the model's context [default: 0].
+    #[arg(long, value_name = "N")]
+    pub context_tokens: Option<u32>,
     /// How keys and values are held: int8 takes about half the memory, so that twice the blocks fit, and changes answers a little [default: bf16].
     #[arg(long, value_name = "DTYPE")]
     pub kv_dtype: Option<KvDtype>,
@@ -163,6 +169,8 @@ impl ServeArgs {
         set(&mut config.replicas.threads, args.threads);
         set(&mut config.replicas.cpu_tier, args.cpu_tier.or_else(tier_of_environment));
         set(&mut config.replicas.kv_blocks, args.kv_blocks);
+        set(&mut config.replicas.memory_bytes, args.memory_bytes);
+        set(&mut config.replicas.context_tokens, args.context_tokens);
         set(&mut config.replicas.kv_dtype, args.kv_dtype);
         set(&mut config.replicas.overlap, args.overlap);
         set(&mut config.server.drain_grace_s, args.drain_grace);

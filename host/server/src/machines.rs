@@ -9,7 +9,7 @@ use penstock_base::{ClassRank, Duration, limits};
 use penstock_engine::{DecisionsConfig, EngineConfig, EngineLimits, JournalConfig, ServedModel, Vocabulary};
 use penstock_exec::Executor;
 use penstock_exec_cpu::{
-    CpuExecutor, CpuModel, CpuOptions, KvDtype, MemoryBudget, Numerics, PackedCache, PackedMode, PackedOutcome,
+    CpuExecutor, CpuModel, CpuOptions, Demand, KvDtype, MemoryBudget, Numerics, PackedCache, PackedMode, PackedOutcome,
     ThreadPool, Tier, packed_places,
 };
 use penstock_hub::{Said, Settings, Source};
@@ -18,9 +18,7 @@ use penstock_sched::gateway::GatewayConfig;
 use penstock_sched::replica::ReplicaConfig;
 
 use crate::config::{self, Config, PackedCacheMode};
-
-/// Share of the machine's memory that weights and KV may take together, in percent; the rest is for prompts, buffers and others.
-const MEMORY_PERCENT: usize = 80;
+use crate::memory::{self, Memory, Needs};
 
 /// A model on this disk.
 pub struct Located {
@@ -105,18 +103,56 @@ pub fn model_name(config: &Config, located: &Located) -> String {
     }
 }
 
+/// Sizes of one replica, but for the number of blocks that `0` leaves open.
+fn options(config: &Config) -> CpuOptions {
+    CpuOptions {
+        kv_blocks: config.replicas.kv_blocks,
+        block_size_tokens: config.replicas.block_size_tokens,
+        slots: config.replicas.slots,
+        step_tokens_max: config.replicas.step_tokens,
+        context_tokens_max: config.replicas.context_tokens,
+        // Whoever names a number gets it at once; a pool as large as fits would take memory that nobody may ever use.
+        kv_resident: config.replicas.kv_blocks != 0,
+    }
+}
+
+fn threads(config: &Config) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    if config.replicas.threads == 0 { cores } else { config.replicas.threads }
+}
+
+fn numerics(config: &Config) -> Result<Numerics> {
+    let tier = Tier::choose(&config.replicas.cpu_tier).context("replicas.cpu_tier")?;
+    Ok(Numerics { tier, kv_dtype: kv_dtype(config), ..Numerics::default() })
+}
+
+/// Settles where the memory goes, before any of it is taken.
+///
+/// # Errors
+/// What the kernels do not do, and what does not fit.
+pub fn memory(config: &Config, model: &Model) -> Result<Memory> {
+    let options = options(config);
+    let demand = Demand::of(model, numerics(config)?, threads(config), &options)?;
+    let context_tokens_max = demand.context_blocks.saturating_mul(options.block_size_tokens);
+    let books = ReplicaConfig { context_tokens_max, ..replica_config(config) }.books();
+    let limit = memory::find(config.replicas.memory_bytes);
+    let needs = Needs { demand, books, vocabulary: model.tokenizer().vocab_len() };
+    let memory = Memory::settle(config, limit, &needs).context("the memory does not suffice")?;
+    memory.log();
+    Ok(memory)
+}
+
 /// One executor a replica, sharing weights and threads.
 ///
 /// # Errors
 /// What the kernels do not do, and memory that is not there.
-pub fn executors(config: &Config, located: &Located, model: &Model) -> Result<Vec<Box<dyn Executor>>> {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let threads = if config.replicas.threads == 0 { cores } else { config.replicas.threads };
+pub fn executors(config: &Config, located: &Located, model: &Model, memory: &Memory) -> Result<Vec<Box<dyn Executor>>> {
+    let threads = threads(config);
     let threads = if config.replicas.pin_threads { ThreadPool::pinned(threads) } else { ThreadPool::new(threads) };
     let threads = Arc::new(threads.context("start compute threads (replicas.threads, replicas.pin_threads)")?);
-    let budget = MemoryBudget::new(memory_bytes().map_or(usize::MAX, |bytes| bytes / 100 * MEMORY_PERCENT));
-    let tier = Tier::choose(&config.replicas.cpu_tier).context("replicas.cpu_tier")?;
-    let numerics = Numerics { tier, kv_dtype: kv_dtype(config), ..Numerics::default() };
+    let budget = MemoryBudget::new(memory.budget_bytes());
+    let numerics = numerics(config)?;
+    let tier = numerics.tier;
     tracing::info!(%tier, kv_dtype = %numerics.kv_dtype, threads = threads.threads(), pinned = config.replicas.pin_threads, "loading the weights");
     let source = model.manifest().weights;
     let cache = PackedCache {
@@ -132,13 +168,7 @@ pub fn executors(config: &Config, located: &Located, model: &Model) -> Result<Ve
     let (weights, outcome) = CpuModel::load_cached(model, &cache, threads, &budget, numerics)?;
     tell(&outcome, start.elapsed());
     let weights = Arc::new(weights);
-    let options = CpuOptions {
-        kv_blocks: config.replicas.kv_blocks,
-        block_size_tokens: config.replicas.block_size_tokens,
-        slots: config.replicas.slots,
-        step_tokens_max: config.replicas.step_tokens,
-        context_tokens_max: 0,
-    };
+    let options = CpuOptions { kv_blocks: memory.ledger.blocks, ..options(config) };
     let mut executors: Vec<Box<dyn Executor>> = Vec::new();
     for replica in 0..config.replicas.count {
         let executor = CpuExecutor::new(Arc::clone(&weights), &options, &budget).with_context(|| {
@@ -167,14 +197,6 @@ fn tell(outcome: &PackedOutcome, took: std::time::Duration) {
     }
     let is_hit = outcome.read.is_some();
     tracing::info!(%outcome, hit = is_hit, mib = outcome.bytes >> 20, seconds = took.as_secs_f32(), "weights are ready");
-}
-
-/// Physical memory, where the system tells.
-fn memory_bytes() -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
-    let kib: usize = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib << 10)
 }
 
 /// Settings of the engine and its machines.
@@ -208,21 +230,6 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
         gateway.class_floor_blocks[rank.index()] = class.floor_blocks;
         gateway.class_slo_ttft[rank.index()] = class.slo_ttft_ms.map_or(Duration::MAX, ms);
     }
-    let replica = ReplicaConfig {
-        run_seed: config.policy.run_seed,
-        blocks: config.replicas.kv_blocks,
-        block_size_tokens: config.replicas.block_size_tokens,
-        slots: config.replicas.slots,
-        step_tokens: config.replicas.step_tokens,
-        chunk_tokens: config.replicas.chunk_tokens,
-        inflight_max: config.replicas.overlap,
-        ready_window: config.replicas.ready_window,
-        prefix_cache: config.replicas.prefix_cache,
-        // As above.
-        check_every_step: false,
-        context_tokens_max: u32::MAX,
-        ..ReplicaConfig::default()
-    };
     let bounds = EngineLimits {
         requests_max: config.http.requests_max.saturating_mul(2),
         stream_bytes_max: config.http.stream_buffer_bytes,
@@ -238,7 +245,27 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
         queue_bytes: config.journal.queue_bytes,
         build: crate::journal::own_build(),
     });
+    let replica = replica_config(config);
     Ok(EngineConfig { gateway, replica, limits: bounds, decisions, journal, ..EngineConfig::default() })
+}
+
+/// A replica machine's settings, but for what it takes from its executor.
+fn replica_config(config: &Config) -> ReplicaConfig {
+    ReplicaConfig {
+        run_seed: config.policy.run_seed,
+        blocks: config.replicas.kv_blocks,
+        block_size_tokens: config.replicas.block_size_tokens,
+        slots: config.replicas.slots,
+        step_tokens: config.replicas.step_tokens,
+        chunk_tokens: config.replicas.chunk_tokens,
+        inflight_max: config.replicas.overlap,
+        ready_window: config.replicas.ready_window,
+        prefix_cache: config.replicas.prefix_cache,
+        // The full walk is for tests; a live server walks now and then.
+        check_every_step: false,
+        context_tokens_max: u32::MAX,
+        ..ReplicaConfig::default()
+    }
 }
 
 /// How the executors hold keys and values.

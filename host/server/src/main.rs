@@ -7,6 +7,7 @@ mod deployment;
 mod edge;
 mod journal;
 mod machines;
+mod memory;
 mod policies;
 mod serve;
 mod tenants;

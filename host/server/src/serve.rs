@@ -14,6 +14,7 @@ use crate::config::{AdminListen, Config};
 use crate::deployment;
 use crate::edge::{self, AdminToken, App, Listener, Parts, Timeouts};
 use crate::machines;
+use crate::memory::Memory;
 use crate::policies::{Folder, Keeper, MakerSettings, Publication, Wanted};
 use crate::tenants::{Identity, Tenants};
 
@@ -24,7 +25,7 @@ const CLOSE_GRACE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// Whatever keeps it from starting. Nothing listens before everything is ready.
-pub fn run(config: Config) -> Result<()> {
+pub fn run(mut config: Config) -> Result<()> {
     let start = Instant::now();
     let secret = deployment::secret(config.server.secret_file.as_deref())?;
     let identity = Identity::new(secret);
@@ -44,7 +45,10 @@ pub fn run(config: Config) -> Result<()> {
     let located = machines::locate(&config)?;
     let model = Arc::new(machines::open(&located)?);
     let name = machines::model_name(&config, &located);
-    let executors = machines::executors(&config, &located, &model)?;
+    let memory = machines::memory(&config, &model)?;
+    let executors = machines::executors(&config, &located, &model, &memory)?;
+    // From here on the number in force is the configuration's.
+    config.replicas.kv_blocks = memory.ledger.blocks;
     let served = machines::served_model(&config, name.clone(), &model);
     let (reports, inbox) = Keeper::inbox();
     let settings = MakerSettings {
@@ -60,6 +64,7 @@ pub fn run(config: Config) -> Result<()> {
     let first = publication.choose_first(&Wanted::of(&config))?;
     let engine_config = EngineConfig { policies: first, ..machines::engine_config(&config)? };
     let engine = Engine::start(engine_config, served, executors).context("start the engine")?;
+    engine.metrics().memory(memory.uses());
     let context_tokens_max = longest_sequence(&engine, &config);
     let app = Arc::new(App::new(Parts {
         engine,
@@ -73,7 +78,7 @@ pub fn run(config: Config) -> Result<()> {
         admin_token,
     }));
     let keeper = Keeper::start(Arc::clone(&app), inbox, folder)?;
-    runtime.block_on(serve(Arc::clone(&app), listeners, start))?;
+    runtime.block_on(serve(Arc::clone(&app), listeners, &memory, start))?;
     keeper.end();
     let is_joined = app.engine.shutdown();
     tracing::info!(joined = is_joined, "stopped");
@@ -126,7 +131,7 @@ fn bind_beside(api_port: u16) -> Option<Listener> {
     }
 }
 
-async fn serve(app: Arc<App>, listeners: Listeners, start: Instant) -> Result<()> {
+async fn serve(app: Arc<App>, listeners: Listeners, memory: &Memory, start: Instant) -> Result<()> {
     let mut signals = Signals::new()?;
     let (stop, stopped) = watch::channel(false);
     let http = &app.config.http;
@@ -135,7 +140,7 @@ async fn serve(app: Arc<App>, listeners: Listeners, start: Instant) -> Result<()
         send: Duration::from_millis(http.send_timeout_ms),
         send_buffer_bytes: http.send_buffer_bytes,
     };
-    announce(&app, &listeners, start);
+    announce(&app, &listeners, memory, start);
     let mut serving = tokio::task::JoinSet::new();
     let api = edge::api(Arc::clone(&app));
     serving.spawn(edge::serve(listeners.api, api, http.connections_max, timeouts, stopped.clone()));
@@ -156,7 +161,7 @@ async fn serve(app: Arc<App>, listeners: Listeners, start: Instant) -> Result<()
     Ok(())
 }
 
-fn announce(app: &App, listeners: &Listeners, start: Instant) {
+fn announce(app: &App, listeners: &Listeners, memory: &Memory, start: Instant) {
     let address = listeners.api.address;
     let admin = listeners.admin.as_ref().map(|listener| listener.address.to_string());
     tracing::info!(
@@ -175,7 +180,7 @@ fn announce(app: &App, listeners: &Listeners, start: Instant) {
         "ready"
     );
     eprintln!(
-        "\nPenstock serves {} on http://{address}\n  decided by: {}\n  try: curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{{\"model\": \"{}\", \"temperature\": 0, \"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France?\"}}]}}'\n",
+        "\nPenstock serves {} on http://{address}\n  decided by: {}\n  memory:\n{memory}\n  try: curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{{\"model\": \"{}\", \"temperature\": 0, \"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France?\"}}]}}'\n",
         app.model_name,
         app.publication.summary(),
         app.model_name

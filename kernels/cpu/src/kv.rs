@@ -174,20 +174,35 @@ impl KvShape {
 }
 
 impl KvPool {
-    /// A zeroed pool, resident from the start.
+    /// A zeroed pool, resident from the start: no step pays for a first touch, and memory use does not creep.
     ///
     /// # Errors
     /// [`KvError`] when the shape is not legal or there is no memory.
     pub fn new(budget: &MemoryBudget, shape: KvShape) -> Result<Self, KvError> {
+        let mut pool = Self::on_use(budget, shape)?;
+        pool.data.prefault();
+        Ok(pool)
+    }
+
+    /// As [`KvPool::new`], but a page becomes resident when its first token is stored, and stays so. Such a pool may be far larger than what is
+    /// ever used of it.
+    ///
+    /// # Errors
+    /// As for [`KvPool::new`].
+    pub fn on_use(budget: &MemoryBudget, shape: KvShape) -> Result<Self, KvError> {
         let bytes = shape.block_bytes().and_then(|bytes| bytes.checked_mul(shape.blocks));
         match bytes {
             Some(bytes) if bytes > 0 && u32::try_from(shape.blocks).is_ok() => {
-                let mut data = budget.allocate(bytes)?;
-                data.prefault();
-                Ok(Self { shape, data })
+                Ok(Self { shape, data: budget.allocate(bytes)? })
             }
             _ => Err(KvError::Shape(shape)),
         }
+    }
+
+    /// What the pool takes from its budget: its bytes in whole huge pages.
+    pub fn mapped_bytes(shape: &KvShape) -> Option<u64> {
+        let bytes = shape.block_bytes()?.checked_mul(shape.blocks)?;
+        crate::memory::mapped_bytes(bytes).map(|bytes| bytes as u64)
     }
 
     /// The pool's shape.

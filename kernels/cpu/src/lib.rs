@@ -38,7 +38,7 @@ pub mod weights;
 mod lanes;
 
 pub use activation::{Activations, Precision};
-pub use attention::{AttentionLayer, AttentionPlan, AttentionRun, HeadRows, attend};
+pub use attention::{AttentionLayer, AttentionPlan, AttentionRun, HeadRows, PlanRoom, attend};
 pub use gemm::{Part, Store, multiply};
 pub use kv::{KvDtype, KvError, KvPool, KvRows, KvShape, KvSlot};
 pub use memory::{HugeBuffer, MemoryBudget, MemoryError};

@@ -67,7 +67,7 @@ impl MemoryBudget {
     /// # Errors
     /// [`MemoryError`] when the budget or the system refuses; nothing is taken then.
     pub fn allocate(&self, len: usize) -> Result<HugeBuffer, MemoryError> {
-        let mapped = len.max(1).checked_next_multiple_of(HUGE_PAGE_BYTES).ok_or(MemoryError::TooLarge)?;
+        let mapped = mapped_bytes(len).ok_or(MemoryError::TooLarge)?;
         self.left
             .try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(mapped))
             .map_err(|left_bytes| MemoryError::OverBudget { wanted_bytes: mapped, left_bytes })?;
@@ -82,7 +82,12 @@ impl MemoryBudget {
 }
 
 /// The usual size of a huge page on x86-64 and on arm64 with 4 KiB base pages.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// What a buffer of `len` bytes takes from a budget; `None` when no address space is so large.
+pub fn mapped_bytes(len: usize) -> Option<usize> {
+    len.max(1).checked_next_multiple_of(HUGE_PAGE_BYTES)
+}
 
 /// Zeroed bytes, aligned to a huge page. Given back to system and budget on drop.
 #[derive(Debug)]

@@ -24,6 +24,16 @@ pub struct RopeRow {
 }
 
 impl RopeRow {
+    /// A row with the memory for heads of `head_dim` values.
+    pub fn with_room(head_dim: usize) -> Self {
+        Self { own: Vec::with_capacity(head_dim), partner: Vec::with_capacity(head_dim) }
+    }
+
+    /// Bytes of such a row, itself included.
+    pub const fn bytes(head_dim: usize) -> usize {
+        size_of::<Self>() + 2 * head_dim * size_of::<f32>()
+    }
+
     /// Fills the row for `position`; `frequencies` holds one angle per step for each of the head_dim / 2 pairs.
     pub fn set(&mut self, pairs: RopePairs, frequencies: &[f64], position: u64) {
         let half = frequencies.len();

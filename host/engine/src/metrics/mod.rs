@@ -68,6 +68,7 @@ pub struct Metrics {
     journal_errors: IntCounter,
     journal_queue: IntGauge,
     journal_snapshots: Histogram,
+    memory: IntGaugeVec,
     kv_blocks: IntGaugeVec,
     kv_reserved: IntGauge,
     evicted_blocks: IntCounter,
@@ -93,6 +94,21 @@ pub struct Metrics {
     discarded_tokens: IntCounter,
     repeated_tokens: IntCounter,
     diverged: IntCounter,
+}
+
+/// What [`Metrics::memory`] is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemoryBytes {
+    /// Weights.
+    pub weights: u64,
+    /// KV of all replicas.
+    pub kv: u64,
+    /// Workspace of all replicas.
+    pub workspace: u64,
+    /// Kept for everything else.
+    pub reserve: u64,
+    /// What the process may use.
+    pub limit: u64,
 }
 
 /// Names of policies that become a label; each is a time series of every seat that it sits in.
@@ -190,6 +206,7 @@ impl Metrics {
             journal_errors: make.counter(&t::JOURNAL_ERRORS),
             journal_queue: make.gauge(&t::JOURNAL_QUEUE),
             journal_snapshots: make.histogram(&t::JOURNAL_SNAPSHOT),
+            memory: make.gauges(&t::MEMORY),
             kv_blocks: make.gauges(&t::KV_BLOCKS),
             kv_reserved: make.gauge(&t::KV_RESERVED),
             evicted_blocks: make.counter(&t::EVICTED_BLOCKS),
@@ -233,6 +250,19 @@ impl Metrics {
             tracing::error!(%error, "metrics cannot be encoded");
         }
         String::from_utf8(page).unwrap_or_default()
+    }
+
+    /// What the process's memory is for, as settled at its start.
+    pub fn memory(&self, bytes: MemoryBytes) {
+        for (name, bytes) in [
+            ("weights", bytes.weights),
+            ("kv", bytes.kv),
+            ("workspace", bytes.workspace),
+            ("reserve", bytes.reserve),
+            ("limit", bytes.limit),
+        ] {
+            self.memory.with_label_values(&[name]).set(signed(bytes));
+        }
     }
 
     fn mirror(&self, status: &Status) {
@@ -523,6 +553,7 @@ mod tests {
         metrics.policy_struck("routing", "trap");
         metrics.journal_segment("complete");
         metrics.policy_quarantined("routing");
+        metrics.memory(MemoryBytes::default());
         metrics.policy_swapped(Machine::Gateway, Duration(1));
         let page = metrics.render(&quiet());
         let made: BTreeSet<_> =

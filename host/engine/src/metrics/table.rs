@@ -215,6 +215,11 @@ table! {
         "How long a machine stood still to say what it knows, at the opening of a journal segment.",
         CALL_S,
     );
+    MEMORY = Definition::gauge(
+        "penstock_memory_bytes",
+        "Where the memory goes, as settled at the start: weights, kv of all replicas, workspace, reserve for everything else, and the limit that they keep to.",
+        &["use"],
+    );
     KV_BLOCKS = Definition::gauge("penstock_kv_blocks", "KV blocks of all replicas by state.", &["state"]);
     KV_RESERVED = Definition::gauge(
         "penstock_kv_reserved_blocks",

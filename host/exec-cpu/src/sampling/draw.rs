@@ -118,6 +118,19 @@ pub(super) struct Candidates {
 }
 
 impl Candidates {
+    pub(super) fn with_room(vocabulary: usize) -> Self {
+        Self {
+            tokens: Vec::with_capacity(vocabulary),
+            search: Vec::with_capacity(vocabulary),
+            logits: Vec::with_capacity(vocabulary),
+            weights: Vec::with_capacity(vocabulary),
+        }
+    }
+
+    pub(super) const fn room_bytes(vocabulary: usize) -> usize {
+        vocabulary * (2 * size_of::<Candidate>() + 2 * size_of::<f32>())
+    }
+
     /// Selects what `truncation` keeps: first `min_p`, then `top_k`, then the smallest head of the rest with at least `top_p` of its weight.
     ///
     /// Sorting a vocabulary would be the longest part of a step. So a window below the largest logit is searched, and widened until it

@@ -49,6 +49,21 @@ impl Sampler {
         Self { tier, weights: Vec::new(), changed: Vec::new(), candidates: draw::Candidates::default() }
     }
 
+    /// As [`Sampler::new`], with the memory for logits of `vocabulary` tokens, of which each may be changed and each may be a candidate.
+    pub fn with_room(tier: Tier, vocabulary: usize) -> Self {
+        Self {
+            tier,
+            weights: Vec::with_capacity(vocabulary),
+            changed: Vec::with_capacity(vocabulary),
+            candidates: draw::Candidates::with_room(vocabulary),
+        }
+    }
+
+    /// Bytes of that memory. Most of it is never touched: few tokens of a vocabulary are likely enough to be candidates.
+    pub const fn room_bytes(vocabulary: usize) -> usize {
+        vocabulary * (size_of::<f32>() + size_of::<(u32, f32)>()) + draw::Candidates::room_bytes(vocabulary)
+    }
+
     /// Chooses one token; `logits` is used up. `None` when the logits are not finite or no token is allowed.
     ///
     /// # Panics

@@ -79,13 +79,18 @@ impl TinyModel {
             tied_head,
             sliding_window: None,
         };
-        Self::of(config, |_| DType::F32)
+        Self::with_config(config)
     }
 
     /// As [`TinyModel::new`], wide enough for super-blocks, matrices stored as `dtype` says. The reference reads what is stored.
     pub fn stored(tied_head: bool, dtype: impl Fn(TensorRole) -> DType) -> Self {
         let narrow = Self::new(RopeLayout::Interleaved, tied_head).config;
         Self::of(ModelConfig { hidden: 256, feed_forward: 256, heads: 8, ..narrow }, dtype)
+    }
+
+    /// A model of any shape, every matrix in F32.
+    pub fn with_config(config: ModelConfig) -> Self {
+        Self::of(config, |_| DType::F32)
     }
 
     fn of(config: ModelConfig, dtype: impl Fn(TensorRole) -> DType) -> Self {

@@ -4,6 +4,7 @@
 //! step compute?), `room` (who gives blocks back?), `evict` (what leaves the cache?), `confirm` (what did a step bring?), `finish` (how does
 //! it end?), `report` (what do gateways hear?). `sequence` holds the states, `check` the invariants.
 
+mod books;
 mod check;
 mod codec;
 mod confirm;
@@ -23,6 +24,7 @@ mod room;
 mod sequence;
 mod signals;
 
+pub use books::Books;
 pub use io::{
     FinishedTokens, ReplicaConfig, ReplicaEffect, ReplicaEffects, ReplicaEvent, ReplicaInput, StepCost, Watermarks,
 };

@@ -114,7 +114,11 @@ impl Config {
         let replicas = &self.replicas;
         range("replicas.count", u64::from(replicas.count), 1..=64);
         range("replicas.threads", replicas.threads as u64, 0..=1_024);
-        range("replicas.kv_blocks", u64::from(replicas.kv_blocks), 2..=u64::from(limits::POOL_BLOCKS_MAX));
+        // 0 is what fits.
+        if replicas.kv_blocks != 0 {
+            range("replicas.kv_blocks", u64::from(replicas.kv_blocks), 2..=u64::from(limits::POOL_BLOCKS_MAX));
+        }
+        range("replicas.context_tokens", u64::from(replicas.context_tokens), 0..=u64::from(limits::CONTEXT_TOKENS_MAX));
         range("replicas.block_size_tokens", u64::from(replicas.block_size_tokens), 1..=256);
         range("replicas.slots", u64::from(replicas.slots), u64::from(limits::SEQUENCES_MAX)..=limits::SLOTS_MAX as u64);
         range("replicas.step_tokens", u64::from(replicas.step_tokens), 1..=u64::from(limits::STEP_TOKENS_MAX));

@@ -203,8 +203,12 @@ pub struct ReplicasConfig {
     pub cpu_tier: String,
     /// Keep compute threads to a core each.
     pub pin_threads: bool,
-    /// KV blocks of each replica.
+    /// Most memory that the process may use; 0 is what the control group or the machine allows.
+    pub memory_bytes: u64,
+    /// KV blocks of each replica; 0 is as many as fit.
     pub kv_blocks: u32,
+    /// Longest sequence, prompt and output together; 0 is the model's context.
+    pub context_tokens: u32,
     /// How keys and values are held.
     pub kv_dtype: KvDtype,
     /// Tokens in a block.
@@ -383,7 +387,9 @@ impl Default for ReplicasConfig {
             threads: 0,
             cpu_tier: "auto".to_owned(),
             pin_threads: false,
-            kv_blocks: 2_048,
+            memory_bytes: 0,
+            kv_blocks: 0,
+            context_tokens: 0,
             kv_dtype: KvDtype::default(),
             block_size_tokens: 16,
             slots: 64,

@@ -93,6 +93,29 @@ fn tiled_rows(tier: Tier, rows: usize) -> usize {
     }
 }
 
+/// Lengths of the arrays for the most rows.
+struct Room {
+    quants: usize,
+    blocks: usize,
+    lines: usize,
+    line_scales: usize,
+}
+
+impl Room {
+    fn new(precision: Precision, tier: Tier, rows: usize, k: usize) -> Self {
+        let planes = precision.planes();
+        // What is left beside whole panels of sixteen is less than what is too little for one.
+        let (plain, tiled) = if tier == Tier::Amx { (rows.min(TILED_ROWS_MIN - 1), rows) } else { (rows, 0) };
+        let line_scales = tiled.div_ceil(TILED_ROWS) * (k / BLOCK);
+        Self {
+            quants: plain * k * planes,
+            blocks: plain * (k / BLOCK),
+            lines: line_scales * planes * TILED_ROWS,
+            line_scales,
+        }
+    }
+}
+
 /// A group of rows that share a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Panel {
@@ -132,6 +155,30 @@ impl Activations {
     /// An empty set, to be filled with `precision`.
     pub fn new(precision: Precision) -> Self {
         Self { precision, ..Self::default() }
+    }
+
+    /// An empty set with the memory for `rows` rows of up to `k` values: filling it with no more takes none.
+    pub fn with_room(precision: Precision, tier: Tier, rows: usize, k: usize) -> Self {
+        let room = Room::new(precision, tier, rows, k);
+        Self {
+            precision,
+            tiled: TiledRows::with_room(room.lines, room.line_scales),
+            quants: Vec::with_capacity(room.quants),
+            scales: Vec::with_capacity(room.blocks),
+            scaled_sums: Vec::with_capacity(room.blocks),
+            sums: Vec::with_capacity(room.blocks),
+            half_sums: Vec::with_capacity(room.blocks),
+            ..Self::default()
+        }
+    }
+
+    /// Bytes of that memory.
+    pub fn room_bytes(precision: Precision, tier: Tier, rows: usize, k: usize) -> usize {
+        let room = Room::new(precision, tier, rows, k);
+        room.quants
+            + room.blocks * (2 * size_of::<f32>() + 2 * size_of::<i32>())
+            + room.lines * size_of::<Line>()
+            + room.line_scales * size_of::<BlockScales>()
     }
 
     /// Rows held.

@@ -41,6 +41,10 @@ pub(crate) struct TiledRows {
 }
 
 impl TiledRows {
+    pub(super) fn with_room(lines: usize, scales: usize) -> Self {
+        Self { rows: 0, quants: Vec::with_capacity(lines), scales: Vec::with_capacity(scales) }
+    }
+
     pub(super) fn resize(&mut self, rows: usize, k: usize, precision: Precision) {
         let blocks = rows.div_ceil(TILED_ROWS) * (k / BLOCK);
         self.rows = rows;

@@ -84,6 +84,31 @@ pub struct AttentionPlan {
     blocks: usize,
 }
 
+/// The most that a plan holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanRoom {
+    /// Rows.
+    pub rows: usize,
+    /// Blocks in the tables of all runs together.
+    pub table_blocks: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Heads of the pool.
+    pub kv_heads: usize,
+}
+
+impl PlanRoom {
+    /// Each row alone: more tasks there never are.
+    fn tasks(&self) -> usize {
+        self.rows * self.kv_heads * (self.heads / self.kv_heads.max(1)).div_ceil(TASK_QUERIES)
+    }
+
+    /// Bytes of that memory.
+    pub fn bytes(&self) -> usize {
+        self.tasks() * size_of::<Task>() + self.rows * size_of::<PlanRow>() + self.table_blocks * size_of::<u32>()
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct PlanRow {
     row: usize,
@@ -121,6 +146,16 @@ impl AttentionPlan {
     /// An empty plan.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An empty plan with the memory for what `room` says.
+    pub fn with_room(room: PlanRoom) -> Self {
+        Self {
+            tasks: Vec::with_capacity(room.tasks()),
+            rows: Vec::with_capacity(room.rows),
+            tables: Vec::with_capacity(room.table_blocks),
+            ..Self::default()
+        }
     }
 
     /// Replaces the plan: `heads` query heads over the heads of `pool`, to run on `tier` with `threads` threads.

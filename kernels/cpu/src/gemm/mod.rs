@@ -114,6 +114,16 @@ pub fn multiply(
     })
 }
 
+/// Bytes that each thread keeps for products over up to `k` inputs, once it has run one.
+pub fn thread_bytes(tier: Tier, k: usize) -> usize {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    if tier == Tier::Amx {
+        return tiles::unpacked_bytes(k);
+    }
+    let _ = (tier, k);
+    0
+}
+
 /// The part and its tile behind a running number over all parts.
 fn locate<'a>(parts: &'a [Part<'a>], mut tile: usize) -> (&'a Part<'a>, usize) {
     for part in parts {

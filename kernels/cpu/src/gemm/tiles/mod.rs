@@ -39,6 +39,12 @@ thread_local! {
     static UNPACKED: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Bytes of that for the longest K of a model.
+pub(super) fn unpacked_bytes(k: usize) -> usize {
+    // Q6_K takes the most.
+    unpack::lines::<32>(k / BLOCK) * size_of::<Line>()
+}
+
 /// This thread's tiles, shaped for the product.
 pub(super) fn tiles() -> Tiles {
     Tiles::configure(&SHAPES)
