@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use crate::packaged_models::Which;
-use crate::{etcd, metrics_page, packaged_models, policies, root, serve, signals, tidy};
+use crate::{etcd, metrics_page, packaged_models, policies, python, root, serve, signals, tidy};
 use counts::Counts;
 
 /// What a suite may need to know.
@@ -69,6 +69,11 @@ pub fn run(quick: bool, only: Option<&str>) -> Result<()> {
     if only.is_none_or(|part| "unit".contains(part)) {
         // Likewise.
         let _ = etcd::ensure_there(&root).map_err(|fault| eprintln!("SKIPPED what needs etcd: {fault:#}"));
+    }
+    if !quick && only.is_none_or(|part| "unit".contains(part)) {
+        // Python on the other end of a wire; the end-to-end suite uses the same environment.
+        let _ = python::environment(&root, &root.join(end_to_end::REQUIREMENTS))
+            .map_err(|fault| eprintln!("SKIPPED what needs Python: {fault:#}"));
     }
     let setting = Setting { root, quick, model, failures: RefCell::default() };
     let mut total = Counts::default();

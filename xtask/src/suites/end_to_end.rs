@@ -10,6 +10,8 @@ use super::{Counts, Setting, cargo, skipped, succeed};
 use crate::{policies, python, serve, target};
 
 const DIR: &str = "tests/e2e";
+/// What its Python has to have, and that of tests in other suites.
+pub const REQUIREMENTS: &str = "tests/e2e/requirements.txt";
 
 /// Builds the server, its policies and the hostile ones, makes the Python environment, runs the folder.
 pub fn run(setting: &Setting) -> Result<Counts> {
@@ -21,7 +23,7 @@ pub fn run(setting: &Setting) -> Result<Counts> {
     policies::build(&setting.root)?;
     let hostile = hostile(setting)?;
     let dir = setting.root.join(DIR);
-    let python = match python::environment(&setting.root, &dir.join("requirements.txt")) {
+    let python = match python::environment(&setting.root, &setting.root.join(REQUIREMENTS)) {
         Ok(python) => python,
         Err(fault) => return skipped(&format!("end-to-end: {fault:#}")),
     };
