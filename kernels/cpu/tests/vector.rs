@@ -1,10 +1,10 @@
-//! Norm, rotation, gated activation, and the scans over logits.
+//! Norm, rotation and gated activation.
 
 mod support;
 
 use penstock_kernels_cpu::norm::{rms_norm, rms_norm_heads};
 use penstock_kernels_cpu::pointwise::{Gate, gated};
-use penstock_kernels_cpu::{RopePairs, RopeRow, Tier, logits, rope::rope};
+use penstock_kernels_cpu::{RopePairs, RopeRow, Tier, rope::rope};
 use support::{Noise, bits, fast_tiers, nmse, tiers};
 
 #[test]
@@ -121,72 +121,5 @@ fn both_rope_layouts_give_a_pair_the_same_bits() {
     rope(Tier::detect(), RopePairs::Halves, &row, &mut b);
     for i in 0..16 {
         assert_eq!((a[2 * i].to_bits(), a[2 * i + 1].to_bits()), (b[i].to_bits(), b[16 + i].to_bits()));
-    }
-}
-
-#[test]
-fn argmax_takes_the_lowest_index_and_passes_nan_over() {
-    for tier in tiers() {
-        let mut x = Noise(1).values(1003);
-        x[17] = 5.0;
-        x[400] = 5.0;
-        x[1002] = 5.0;
-        assert_eq!(logits::argmax(tier, &x), Some(17));
-        x[17] = f32::NAN;
-        assert_eq!(logits::argmax(tier, &x), Some(400));
-        x[400] = f32::NEG_INFINITY;
-        assert_eq!(logits::argmax(tier, &x), Some(1002));
-        assert_eq!(logits::argmax(tier, &[f32::NAN; 40]), None);
-        assert_eq!(logits::argmax(tier, &[]), None);
-        assert_eq!(logits::argmax(tier, &[f32::NEG_INFINITY; 3]), Some(0));
-    }
-}
-
-#[test]
-fn exp_sum_and_log_sum_exp_match_f64() {
-    for n in [1, 16, 47, 5000] {
-        let x: Vec<f32> = Noise(n as u64).values(n).iter().map(|x| x * 30.0).collect();
-        let wanted = {
-            let max = x.iter().fold(f64::NEG_INFINITY, |m, &x| m.max(f64::from(x)));
-            max + x.iter().map(|&x| (f64::from(x) - max).exp()).sum::<f64>().ln()
-        };
-        let mut oracle = vec![0f32; n];
-        let value = logits::log_sum_exp(Tier::Scalar, &x, &mut oracle);
-        assert!((value - wanted).abs() < 2e-6, "{n}: {value} for {wanted}");
-        let max = logits::max(Tier::Scalar, &x);
-        for (&x, &e) in x.iter().zip(&oracle) {
-            let wanted = if x - max > -87.0 { f64::from(x - max).exp() } else { 0.0 };
-            assert!((f64::from(e) - wanted).abs() <= 2.5e-7 * wanted, "e^{}: {e} for {wanted}", x - max);
-        }
-        for tier in fast_tiers() {
-            let mut out = vec![0f32; n];
-            assert_eq!(logits::log_sum_exp(tier, &x, &mut out).to_bits(), value.to_bits(), "{tier} {n}");
-            assert_eq!(bits(&out), bits(&oracle), "{tier} {n}");
-        }
-    }
-}
-
-#[test]
-fn minus_infinity_has_no_weight() {
-    for tier in tiers() {
-        let mut x = vec![f32::NEG_INFINITY; 50];
-        x[49] = 3.0;
-        let mut out = vec![1f32; 50];
-        assert_eq!(logits::exp_sum(tier, &x, 3.0, 1.0, &mut out), 1.0);
-        assert_eq!(out.iter().filter(|&&e| e == 0.0).count(), 49);
-    }
-}
-
-#[test]
-fn one_value_that_is_not_finite_is_found() {
-    for tier in tiers() {
-        for at in [0, 17, 63, 64, 66] {
-            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-                let mut x = Noise(2).values(67);
-                assert!(logits::all_finite(tier, &x));
-                x[at] = bad;
-                assert!(!logits::all_finite(tier, &x), "{tier} {bad} at {at}");
-            }
-        }
     }
 }

@@ -1,15 +1,16 @@
 //! What changes logits before a choice: mask, `min_tokens`, bias, penalties.
 
-use std::collections::BTreeMap;
-
 use penstock_exec::SamplingParams;
+use penstock_kernels_cpu::Tier;
+use penstock_kernels_cpu::logits::{BLOCK, Penalties, forbid, penalise, rescan, scan};
 
 use super::Request;
 
 /// How often each token occurs: in the output, or 0 times for one that only the prompt has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SeenTokens {
-    counts: BTreeMap<u32, u32>,
+    /// Token and count, by ascending token.
+    counts: Vec<(u32, u32)>,
 }
 
 impl SeenTokens {
@@ -20,54 +21,113 @@ impl SeenTokens {
 
     /// Counts of a whole history.
     pub fn from_history(prompt: &[u32], generated: &[u32]) -> Self {
-        let mut seen = Self { counts: prompt.iter().map(|&token| (token, 0)).collect() };
-        for &token in generated {
-            seen.generated(token);
+        let mut all: Vec<(u32, u32)> = prompt.iter().map(|&token| (token, 0)).collect();
+        all.extend(generated.iter().map(|&token| (token, 1)));
+        all.sort_unstable();
+        let mut seen = Self::default();
+        for (token, times) in all {
+            match seen.counts.last_mut() {
+                Some((last, count)) if *last == token => *count = count.saturating_add(times),
+                _ => seen.counts.push((token, times)),
+            }
         }
         seen
     }
 
     /// Counts one more token of the output.
     pub fn generated(&mut self, token: u32) {
-        let count = self.counts.entry(token).or_insert(0);
-        *count = count.saturating_add(1);
+        match self.counts.binary_search_by_key(&token, |&(token, _)| token) {
+            Ok(at) => self.counts[at].1 = self.counts[at].1.saturating_add(1),
+            Err(at) => self.counts.insert(at, (token, 1)),
+        }
     }
 }
 
-/// Applies everything in order. `changed` gets the old logit of each token whose logit is changed and may still be chosen.
-pub(super) fn adjust(logits: &mut [f32], request: Request<'_>, changed: &mut Vec<(u32, f32)>) {
-    let params = request.params;
-    if let Some(mask) = request.mask {
-        for (id, logit) in logits.iter_mut().enumerate() {
-            let allowed = mask.get(id / 64).is_some_and(|word| word >> (id % 64) & 1 == 1);
-            if !allowed {
-                *logit = f32::NEG_INFINITY;
-            }
+/// Changes one row. Holds buffers only.
+#[derive(Debug, Default)]
+pub(super) struct Adjuster {
+    /// Raw logits of the tokens that were changed and may still be chosen, in order of change.
+    changed: Vec<(u32, f32)>,
+    /// Logits of the tokens that were seen, and their counts.
+    picked: Vec<f32>,
+    counts: Vec<f32>,
+    /// Blocks with a changed logit.
+    touched: Vec<bool>,
+}
+
+impl Adjuster {
+    /// With the memory for a row in which each token is changed.
+    pub(super) fn with_room(vocabulary: usize) -> Self {
+        Self {
+            changed: Vec::with_capacity(vocabulary),
+            picked: Vec::with_capacity(vocabulary),
+            counts: Vec::with_capacity(vocabulary),
+            touched: Vec::with_capacity(vocabulary.div_ceil(BLOCK)),
         }
     }
-    if request.token_index < u64::from(params.min_tokens) {
-        for &id in &params.stop_tokens {
+
+    /// Bytes of that memory.
+    pub(super) const fn room_bytes(vocabulary: usize) -> usize {
+        vocabulary * (size_of::<(u32, f32)>() + 2 * size_of::<f32>()) + vocabulary.div_ceil(BLOCK) * size_of::<bool>()
+    }
+
+    /// Applies everything in order, and keeps `maxima` the greatest logit of each block.
+    pub(super) fn adjust(&mut self, tier: Tier, logits: &mut [f32], maxima: &mut Vec<f32>, request: Request<'_>) {
+        let params = request.params;
+        self.changed.clear();
+        if let Some(mask) = request.mask {
+            forbid(tier, logits, mask);
+            scan(tier, logits, maxima);
+        }
+        self.touched.clear();
+        self.touched.resize(maxima.len(), false);
+        if request.token_index < u64::from(params.min_tokens) {
+            for &id in &params.stop_tokens {
+                if let Some(logit) = logits.get_mut(id as usize) {
+                    *logit = f32::NEG_INFINITY;
+                    self.touched[id as usize / BLOCK] = true;
+                }
+            }
+        }
+        for &(id, bias) in &params.logit_bias {
             if let Some(logit) = logits.get_mut(id as usize) {
-                *logit = f32::NEG_INFINITY;
+                self.changed.push((id, *logit));
+                *logit += bias;
+                self.touched[id as usize / BLOCK] = true;
             }
         }
-    }
-    let mut change = |id: u32, new: &dyn Fn(f32) -> f32| {
-        if let Some(logit) = logits.get_mut(id as usize) {
-            changed.push((id, *logit));
-            *logit = new(*logit);
+        self.penalise(tier, logits, request);
+        for (block, _) in self.touched.iter().enumerate().filter(|&(_, &is_touched)| is_touched) {
+            rescan(tier, logits, maxima, (block * BLOCK) as u32);
         }
-    };
-    for &(id, bias) in &params.logit_bias {
-        change(id, &|logit| logit + bias);
     }
-    let Some(seen) = request.seen else { return };
-    for (&id, &count) in &seen.counts {
-        change(id, &|logit| {
-            let repetition = params.repetition_penalty;
-            let logit = if logit > 0.0 { logit / repetition } else { logit * repetition };
-            let presence = if count > 0 { params.presence_penalty } else { 0.0 };
-            logit - count as f32 * params.frequency_penalty - presence
-        });
+
+    fn penalise(&mut self, tier: Tier, logits: &mut [f32], request: Request<'_>) {
+        let (Some(seen), params) = (request.seen, request.params) else { return };
+        // Tokens ascend, so those that the row lacks are the last.
+        let known = seen.counts.partition_point(|&(token, _)| (token as usize) < logits.len());
+        let seen = &seen.counts[..known];
+        self.picked.clear();
+        self.picked.extend(seen.iter().map(|&(token, _)| logits[token as usize]));
+        self.counts.clear();
+        self.counts.extend(seen.iter().map(|&(_, count)| count as f32));
+        if params.logprobs.is_some() {
+            self.changed.extend(seen.iter().zip(&self.picked).map(|(&(token, _), &logit)| (token, logit)));
+        }
+        let penalties = Penalties {
+            repetition: params.repetition_penalty,
+            frequency: params.frequency_penalty,
+            presence: params.presence_penalty,
+        };
+        penalise(tier, &mut self.picked, &self.counts, penalties);
+        for (&(token, _), &logit) in seen.iter().zip(&self.picked) {
+            logits[token as usize] = logit;
+            self.touched[token as usize / BLOCK] = true;
+        }
+    }
+
+    /// The logit that a token had before, if its log-probability is wanted and its logit was changed.
+    pub(super) fn raw(&self, id: u32) -> Option<f32> {
+        self.changed.iter().find(|(of, _)| *of == id).map(|(_, raw)| *raw)
     }
 }

@@ -5,10 +5,11 @@
 
 mod adjust;
 mod draw;
-mod top;
+mod select;
 
 use penstock_exec::{SampledToken, SamplingParams, TopLogprob};
-use penstock_kernels_cpu::{Tier, logits};
+use penstock_kernels_cpu::Tier;
+use penstock_kernels_cpu::logits::{BLOCK, Row, Softmax, scan};
 
 pub use adjust::SeenTokens;
 pub use draw::uniform;
@@ -36,32 +37,37 @@ pub struct Request<'a> {
 #[derive(Debug)]
 pub struct Sampler {
     tier: Tier,
-    /// One value a token of the vocabulary.
-    weights: Vec<f32>,
-    /// Raw logits of the tokens that were changed, in order of change.
-    changed: Vec<(u32, f32)>,
-    candidates: draw::Candidates,
+    /// The greatest logit of each block of the row.
+    maxima: Vec<f32>,
+    /// What the kept tokens of each block weigh.
+    sums: Vec<f32>,
+    adjuster: adjust::Adjuster,
+    selector: select::Selector,
 }
 
 impl Sampler {
     /// A sampler whose scans run on `tier`.
     pub fn new(tier: Tier) -> Self {
-        Self { tier, weights: Vec::new(), changed: Vec::new(), candidates: draw::Candidates::default() }
+        let (adjuster, selector) = (adjust::Adjuster::default(), select::Selector::default());
+        Self { tier, maxima: Vec::new(), sums: Vec::new(), adjuster, selector }
     }
 
     /// As [`Sampler::new`], with the memory for logits of `vocabulary` tokens, of which each may be changed and each may be a candidate.
     pub fn with_room(tier: Tier, vocabulary: usize) -> Self {
+        let blocks = vocabulary.div_ceil(BLOCK);
         Self {
             tier,
-            weights: Vec::with_capacity(vocabulary),
-            changed: Vec::with_capacity(vocabulary),
-            candidates: draw::Candidates::with_room(vocabulary),
+            maxima: Vec::with_capacity(blocks),
+            sums: Vec::with_capacity(blocks),
+            adjuster: adjust::Adjuster::with_room(vocabulary),
+            selector: select::Selector::with_room(vocabulary),
         }
     }
 
-    /// Bytes of that memory. Most of it is never touched: few tokens of a vocabulary are likely enough to be candidates.
+    /// Bytes of that memory. Most of it is never touched: few tokens of a vocabulary are looked at one by one.
     pub const fn room_bytes(vocabulary: usize) -> usize {
-        vocabulary * (size_of::<f32>() + size_of::<(u32, f32)>()) + draw::Candidates::room_bytes(vocabulary)
+        let blocks = vocabulary.div_ceil(BLOCK) * 2 * size_of::<f32>();
+        blocks + adjust::Adjuster::room_bytes(vocabulary) + select::Selector::room_bytes(vocabulary)
     }
 
     /// Chooses one token; `logits` is used up. `None` when the logits are not finite or no token is allowed.
@@ -69,47 +75,39 @@ impl Sampler {
     /// # Panics
     /// When the tier is not supported on this machine.
     pub fn sample(&mut self, logits: &mut [f32], request: Request<'_>) -> Option<SampledToken> {
-        if !logits::all_finite(self.tier, logits) {
+        if !scan(self.tier, logits, &mut self.maxima) {
             return None;
         }
         let params = request.params;
-        self.weights.resize(logits.len(), 0.0);
         let mut sum = 0.0;
         let mut top = Vec::new();
         if let Some(count) = params.logprobs {
-            sum = logits::log_sum_exp(self.tier, logits, &mut self.weights);
-            top = top::largest(logits, usize::from(count).min(TOP_LOGPROBS_MAX))
-                .into_iter()
-                .map(|(id, logit)| TopLogprob { id, logprob: (f64::from(logit) - sum) as f32 })
+            let row = Row::new(self.tier, logits, &self.maxima);
+            sum = row.log_sum_exp();
+            top = (self.selector.largest(self.tier, row, usize::from(count).min(TOP_LOGPROBS_MAX)).into_iter())
+                .map(|token| TopLogprob { id: token.id, logprob: (f64::from(token.logit) - sum) as f32 })
                 .collect();
         }
-        self.changed.clear();
-        adjust::adjust(logits, request, &mut self.changed);
+        self.adjuster.adjust(self.tier, logits, &mut self.maxima, request);
         let id = self.choose(logits, params, request.token_index)?;
-        let raw = self.changed.iter().find(|(of, _)| *of == id).map_or(logits[id as usize], |(_, raw)| *raw);
-        let logprob = if params.logprobs.is_some() { (f64::from(raw) - sum) as f32 } else { 0.0 };
+        let raw = || self.adjuster.raw(id).unwrap_or(logits[id as usize]);
+        let logprob = if params.logprobs.is_some() { (f64::from(raw()) - sum) as f32 } else { 0.0 };
         Some(SampledToken { id, logprob, top })
     }
 
     fn choose(&mut self, logits: &[f32], params: &SamplingParams, token_index: u64) -> Option<u32> {
-        let max = logits::max(self.tier, logits);
+        let row = Row::new(self.tier, logits, &self.maxima);
+        let max = row.max();
         if !max.is_finite() {
             return None;
         }
         // Written so that a NaN is greedy too.
         let draws = params.temperature >= TEMPERATURE_MIN;
         if !draws {
-            return logits::argmax(self.tier, logits).map(|id| id as u32);
+            return row.first_max().map(|id| id as u32);
         }
-        let truncation = draw::Truncation::of(params, logits.len());
-        let u = draw::uniform(params.seed, token_index);
-        let scale = 1.0 / params.temperature;
-        match truncation {
-            None => draw::from_all(self.tier, logits, max, scale, u, &mut self.weights),
-            Some(truncation) => {
-                self.candidates.select(self.tier, logits, max, scale, truncation, &mut self.weights);
-                self.candidates.draw(u)
-            }
-        }
+        let softmax = Softmax { max, scale: 1.0 / params.temperature };
+        let kept = draw::kept(self.tier, row, softmax, params, &mut self.selector);
+        draw::draw(row, softmax, kept, draw::uniform(params.seed, token_index), &mut self.sums)
     }
 }

@@ -154,6 +154,27 @@ impl<P: Products> Lanes for Wide256<P> {
         }
     }
     #[inline(always)]
+    unsafe fn above(x: Self::F, limit: f32) -> u32 {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let limit = _mm256_set1_ps(limit);
+            let low = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(x.0, limit));
+            let high = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(x.1, limit));
+            (low | high << 8) as u32
+        }
+    }
+    #[inline(always)]
+    unsafe fn choose(bits: u32, a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe {
+            let lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let mask = |bits: u32| {
+                _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(bits as i32), lane), lane))
+            };
+            Pair(_mm256_blendv_ps(b.0, a.0, mask(bits)), _mm256_blendv_ps(b.1, a.1, mask(bits >> 8)))
+        }
+    }
+    #[inline(always)]
     unsafe fn splat_int(x: i32) -> Self::I {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe { Pair(_mm256_set1_epi32(x), _mm256_set1_epi32(x)) }

@@ -113,6 +113,21 @@ impl Lanes for Avx512 {
         unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(x, _mm512_set1_ps(limit)), a) }
     }
     #[inline(always)]
+    unsafe fn add_above(sum: Self::F, x: Self::F, limit: f32, a: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_mask_add_ps(sum, _mm512_cmp_ps_mask::<_CMP_GT_OQ>(x, _mm512_set1_ps(limit)), sum, a) }
+    }
+    #[inline(always)]
+    unsafe fn above(x: Self::F, limit: f32) -> u32 {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { u32::from(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(x, _mm512_set1_ps(limit))) }
+    }
+    #[inline(always)]
+    unsafe fn choose(bits: u32, a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the tier's features are present, by the trait's contract.
+        unsafe { _mm512_mask_mov_ps(b, bits as u16, a) }
+    }
+    #[inline(always)]
     unsafe fn splat_int(x: i32) -> Self::I {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe { _mm512_set1_epi32(x) }

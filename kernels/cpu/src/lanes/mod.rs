@@ -69,6 +69,16 @@ pub(crate) trait Lanes {
 
     /// Lanes of `a` where `x > limit`, zero elsewhere.
     unsafe fn keep_above(x: Self::F, limit: f32, a: Self::F) -> Self::F;
+    /// `sum + a` in lanes where `x > limit`, `sum` elsewhere; no lane of `sum` is -0.0.
+    #[inline(always)]
+    unsafe fn add_above(sum: Self::F, x: Self::F, limit: f32, a: Self::F) -> Self::F {
+        // SAFETY: arithmetic only; the caller vouches for the tier. Adding zero changes no other sum.
+        unsafe { Self::add(sum, Self::keep_above(x, limit, a)) }
+    }
+    /// Bit i: lane i of `x` is greater than `limit`. The other bits are 0.
+    unsafe fn above(x: Self::F, limit: f32) -> u32;
+    /// Lane i of `a` where bit i is set, of `b` elsewhere.
+    unsafe fn choose(bits: u32, a: Self::F, b: Self::F) -> Self::F;
 
     unsafe fn splat_int(x: i32) -> Self::I;
     /// Nearest integer, ties to even. The caller keeps the values inside i32.

@@ -174,6 +174,24 @@ impl Lanes for Neon {
         }
     }
     #[inline(always)]
+    unsafe fn above(x: Self::F, limit: f32) -> u32 {
+        let lanes = [1u32, 2, 4, 8];
+        // SAFETY: the tier's features are present, by the trait's contract; the array holds four u32.
+        unsafe {
+            let (limit, lane) = (vdupq_n_f32(limit), vld1q_u32(lanes.as_ptr()));
+            (0..4).fold(0, |bits, i| bits | vaddvq_u32(vandq_u32(vcgtq_f32(x[i], limit), lane)) << (4 * i))
+        }
+    }
+    #[inline(always)]
+    unsafe fn choose(bits: u32, a: Self::F, b: Self::F) -> Self::F {
+        let lanes = [1u32, 2, 4, 8];
+        // SAFETY: the tier's features are present, by the trait's contract; the array holds four u32.
+        unsafe {
+            let lane = vld1q_u32(lanes.as_ptr());
+            each(|i| vbslq_f32(vtstq_u32(vdupq_n_u32(bits >> (4 * i)), lane), a[i], b[i]))
+        }
+    }
+    #[inline(always)]
     unsafe fn splat_int(x: i32) -> Self::I {
         // SAFETY: the tier's features are present, by the trait's contract.
         unsafe { [vdupq_n_s32(x); 4] }

@@ -120,6 +120,20 @@ impl Lanes for Scalar {
         map2(x, a, |x, a| if x > limit { a } else { 0.0 })
     }
     #[inline(always)]
+    unsafe fn above(x: Self::F, limit: f32) -> u32 {
+        x.iter().enumerate().fold(0, |bits, (i, &x)| bits | u32::from(x > limit) << i)
+    }
+    #[inline(always)]
+    unsafe fn choose(bits: u32, a: Self::F, b: Self::F) -> Self::F {
+        let mut out = b;
+        for i in 0..LANES {
+            if bits >> i & 1 == 1 {
+                out[i] = a[i];
+            }
+        }
+        out
+    }
+    #[inline(always)]
     unsafe fn splat_int(x: i32) -> Self::I {
         [x; LANES]
     }

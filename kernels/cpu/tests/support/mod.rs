@@ -3,6 +3,8 @@
 
 pub mod weights;
 
+use std::sync::Once;
+
 use penstock_kernels_cpu::Tier;
 
 /// A seeded stream of numbers (SplitMix64).
@@ -39,17 +41,17 @@ impl Noise {
     }
 }
 
-/// Every tier that this machine can run, the oracle first. Those it cannot are named aloud.
+/// Every tier that this machine can run, the oracle first. Those it cannot are named aloud, once in a test binary.
 pub fn tiers() -> Vec<Tier> {
-    Tier::ALL
-        .into_iter()
-        .filter(|tier| {
-            if !tier.is_supported() {
-                eprintln!("SKIPPED tier {tier}: this CPU lacks {}", tier.missing().join(", "));
-            }
-            tier.is_supported()
-        })
-        .collect()
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let lacking = |tier: Tier| (!tier.is_supported()).then(|| format!("{tier} (no {})", tier.missing().join(", ")));
+        let missing: Vec<String> = Tier::ALL.into_iter().filter_map(lacking).collect();
+        if !missing.is_empty() {
+            eprintln!("SKIPPED tiers that this CPU lacks: {}", missing.join("; "));
+        }
+    });
+    Tier::ALL.into_iter().filter(|tier| tier.is_supported()).collect()
 }
 
 /// The same without the oracle.
