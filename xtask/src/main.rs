@@ -4,6 +4,7 @@ mod bench;
 mod etcd;
 mod load;
 mod metrics_page;
+mod nixl;
 mod packaged_models;
 mod policies;
 mod python;

@@ -54,6 +54,7 @@ const SUITES: &[Suite] = &[
     Suite { name: "unit", quick: true, run: cargo_tests::unit },
     Suite { name: "simulation", quick: false, run: cargo_tests::simulation },
     Suite { name: "generated-metrics", quick: false, run: |_| one(metrics_page::generate(true)) },
+    Suite { name: "nixl", quick: false, run: cargo_tests::nixl },
     Suite { name: "end-to-end", quick: false, run: end_to_end::run },
 ];
 

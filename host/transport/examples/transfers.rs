@@ -1,7 +1,7 @@
 //! How fast does each kind move KV on this machine, beside a plain copy and a plain TCP stream in the same run?
 //!
 //! `cargo run --release -p penstock-transport --example transfers`. The other end is a thread for `reference` and a process for the
-//! others. Figures are printed, never judged.
+//! others. With `--features nixl` and `PENSTOCK_NIXL` set to the folder of its library, NIXL as well. Figures are printed, never judged.
 
 use std::error::Error;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -24,6 +24,15 @@ const SIZES: [(u32, usize); 6] = [(1, 300), (4, 200), (16, 100), (64, 60), (256,
 type Failed = Box<dyn Error>;
 
 fn main() -> Result<(), Failed> {
+    by_nixl::prepare();
+    let result = run();
+    if let Err(fault) = &result {
+        eprintln!("{fault}");
+    }
+    by_nixl::leave(i32::from(result.is_err()))
+}
+
+fn run() -> Result<(), Failed> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let [word, kind, address] = arguments.as_slice()
         && word == "serve"
@@ -36,7 +45,52 @@ fn main() -> Result<(), Failed> {
     for kind in [Kind::Reference, Kind::Memfd, Kind::Tcp] {
         through(kind)?;
     }
+    if std::env::var_os("PENSTOCK_NIXL").is_some() {
+        through(Kind::Nixl)?;
+    }
     Ok(())
+}
+
+#[cfg(feature = "nixl")]
+mod by_nixl {
+    use std::net::SocketAddr;
+    use std::sync::OnceLock;
+
+    use penstock_transport::{Nixl, NixlSettings, Setup, Transport, leave_with_nixl};
+
+    static SETTINGS: OnceLock<NixlSettings> = OnceLock::new();
+
+    pub fn prepare() {
+        let library_dir = std::env::var_os("PENSTOCK_NIXL").map(Into::into);
+        let mut settings = NixlSettings { library_dir, ..NixlSettings::default() };
+        // SAFETY: the process has no other thread yet.
+        unsafe { settings.apply() };
+        SETTINGS.get_or_init(|| settings);
+    }
+
+    pub fn endpoint(setup: Setup) -> Result<Box<dyn Transport>, super::Failed> {
+        let settings = SETTINGS.get().ok_or("it was prepared first")?;
+        Ok(Box::new(Nixl::bind(setup, settings, SocketAddr::from(([127, 0, 0, 1], 0)), None)?))
+    }
+
+    pub fn leave(code: i32) -> ! {
+        leave_with_nixl(code)
+    }
+}
+
+#[cfg(not(feature = "nixl"))]
+mod by_nixl {
+    use penstock_transport::{Setup, Transport};
+
+    pub fn prepare() {}
+
+    pub fn endpoint(_: Setup) -> Result<Box<dyn Transport>, super::Failed> {
+        Err("built without NIXL: build with the feature `nixl`".into())
+    }
+
+    pub fn leave(code: i32) -> ! {
+        std::process::exit(code)
+    }
 }
 
 fn report(what: &str, bytes: usize, mut took: Vec<Duration>) {
@@ -104,6 +158,7 @@ fn endpoint(kind: Kind, number: u64, address: &str) -> Result<Box<dyn Transport>
     let setup = Setup { identity, regions: vec![region], limits: Limits::default() };
     Ok(match kind {
         Kind::Memfd => Box::new(Memfd::bind(setup, Path::new(address))?),
+        Kind::Nixl => by_nixl::endpoint(setup)?,
         Kind::Tcp => Box::new(Tcp::bind(setup, SocketAddr::from(([127, 0, 0, 1], 0)), None)?),
         _ => Box::new(ByReference::new(setup)?),
     })
@@ -111,7 +166,11 @@ fn endpoint(kind: Kind, number: u64, address: &str) -> Result<Box<dyn Transport>
 
 /// The other end, in its own process until its input is closed.
 fn serve(kind: &str, address: &str) -> Result<(), Failed> {
-    let kind = if kind == "memfd" { Kind::Memfd } else { Kind::Tcp };
+    let kind = match kind {
+        "memfd" => Kind::Memfd,
+        "nixl" => Kind::Nixl,
+        _ => Kind::Tcp,
+    };
     let mut transport = endpoint(kind, 2, address)?;
     let bytes = transport.descriptor().encode();
     println!("{}", bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>());

@@ -71,6 +71,19 @@ pub enum Address {
     Memfd(PathBuf),
     /// At an IP address that the peer can reach.
     Tcp(SocketAddr),
+    /// By NIXL.
+    Nixl(NixlAddress),
+}
+
+/// How an endpoint is reached whose bytes NIXL moves. Its metadata, some hundred bytes, come with the answer to the greeting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NixlAddress {
+    /// Where it is greeted: permission, doorbell and cancellation go over TCP.
+    pub control: SocketAddr,
+    /// What its metadata are written in, from NIXL's version: `major << 8 | minor`. Only equals understand each other.
+    pub wire: u16,
+    /// There is RDMA where it runs. Without, NIXL falls back on TCP of its own.
+    pub has_rdma: bool,
 }
 
 impl Address {
@@ -80,6 +93,7 @@ impl Address {
             Self::Reference(_) => Kind::Reference,
             Self::Memfd(_) => Kind::Memfd,
             Self::Tcp(_) => Kind::Tcp,
+            Self::Nixl(_) => Kind::Nixl,
         }
     }
 }
@@ -135,6 +149,12 @@ impl Descriptor {
                 bytes.push(2);
                 put_bytes(&mut bytes, address.to_string().as_bytes());
             }
+            Address::Nixl(NixlAddress { control, wire, has_rdma }) => {
+                bytes.push(3);
+                put_bytes(&mut bytes, control.to_string().as_bytes());
+                bytes.extend_from_slice(&wire.to_le_bytes());
+                bytes.push(u8::from(*has_rdma));
+            }
         }
         put_regions(&mut bytes, &self.regions);
         let sum = crc32c::crc32c(&bytes);
@@ -167,13 +187,22 @@ impl Descriptor {
         let text = |bytes: &[u8]| {
             String::from_utf8(bytes.to_vec()).map_err(|_| TransportError::Descriptor("an address is not text"))
         };
+        let socket = |written: String| -> Result<SocketAddr, TransportError> {
+            written.parse().map_err(|_| TransportError::Descriptor("its IP address is not one"))
+        };
         let address = match reader.u8()? {
             0 => Address::Reference(reader.u64()?),
             1 => Address::Memfd(PathBuf::from(text(reader.bytes(FIELD_BYTES_MAX)?)?)),
-            2 => {
-                let written = text(reader.bytes(FIELD_BYTES_MAX)?)?;
-                Address::Tcp(written.parse().map_err(|_| TransportError::Descriptor("its IP address is not one"))?)
-            }
+            2 => Address::Tcp(socket(text(reader.bytes(FIELD_BYTES_MAX)?)?)?),
+            3 => Address::Nixl(NixlAddress {
+                control: socket(text(reader.bytes(FIELD_BYTES_MAX)?)?)?,
+                wire: reader.u16()?,
+                has_rdma: match reader.u8()? {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(TransportError::Descriptor("whether it has RDMA is not said")),
+                },
+            }),
             _ => return Err(TransportError::Descriptor("its kind is unknown")),
         };
         let regions = get_regions(&mut reader)?;
@@ -214,6 +243,11 @@ mod tests {
             Address::Reference(7),
             Address::Memfd(PathBuf::from("/run/penstock/kv.sock")),
             Address::Tcp(SocketAddr::from(([10, 0, 0, 7], 4321))),
+            Address::Nixl(NixlAddress {
+                control: SocketAddr::from(([10, 0, 0, 7], 4321)),
+                wire: 0x0105,
+                has_rdma: true,
+            }),
         ];
         let regions = [Region::private(64, 3).unwrap(), Region::private(128, 2).unwrap()];
         addresses.map(|address| Descriptor::new(PeerId { endpoint: 3, epoch: 9 }, address, &regions).unwrap()).into()

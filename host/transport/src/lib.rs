@@ -1,7 +1,7 @@
 //! How do bytes of KV get from one registered memory into another?
 //!
 //! One trait, [`Transport`], and one way to fill it for each situation: [`ByReference`] inside a process, [`Memfd`] between
-//! processes of one host, and [`Tcp`] anywhere. [`choose`] says which of them two ends share, and why that one. What each
+//! processes of one host, [`Tcp`] anywhere, and `Nixl` (the feature `nixl`) where there is RDMA. [`choose`] says which of them two ends share, and why that one. What each
 //! needs and promises is in `docs/transport.md`; `tests/` holds all of them to the same conformance suite.
 
 mod choose;
@@ -20,11 +20,13 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 pub use choose::{Choice, NoWay, PassedOver, choose};
-pub use descriptor::{Address, Descriptor, Layout, Place};
+pub use descriptor::{Address, Descriptor, Layout, NixlAddress, Place};
 pub use error::{Failure, Gone, Refusal, TransportError};
 pub use frame::VERSION;
 pub use memory::{Memory, Region};
 pub use reference::ByReference;
+#[cfg(feature = "nixl")]
+pub use sockets::nixl::{Nixl, NixlSettings, leave_with_nixl};
 pub use sockets::{Memfd, Tcp};
 
 /// Which way of moving bytes.
@@ -34,6 +36,8 @@ pub enum Kind {
     Reference,
     /// Between processes of one host, through memory that both map.
     Memfd,
+    /// By NIXL, which uses what network there is: RDMA among others.
+    Nixl,
     /// Over a TCP connection.
     Tcp,
 }
@@ -43,6 +47,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Self::Reference => "reference",
             Self::Memfd => "memfd",
+            Self::Nixl => "nixl",
             Self::Tcp => "tcp",
         })
     }

@@ -46,6 +46,11 @@ impl Scatter {
         Ok(Self { ends: ends.collect(), runs: joined, region })
     }
 
+    /// Where it lies.
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
     /// Length of the row.
     pub(crate) fn bytes(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)

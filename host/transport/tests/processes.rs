@@ -4,90 +4,16 @@
 
 mod world;
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use penstock_transport::{Address, Descriptor, Event, Failure, Gone, Kind, Limits, OpId, PeerId, Span, Transfer};
+use penstock_transport::{Event, Failure, Gone, Kind, Limits, OpId, PeerId, Span, Touch, Transfer};
+use world::probe::{Namespace, Probe};
 use world::*;
 
-const KINDS: [Kind; 2] = [Kind::Memfd, Kind::Tcp];
-
-/// A `transport-probe` in a process of its own.
-struct Probe {
-    child: Child,
-    lines: Receiver<String>,
-    descriptor: Descriptor,
-}
-
-impl Probe {
-    fn new(kind: Kind, block_bytes: usize, blocks: u32) -> Self {
-        let address = match kind {
-            Kind::Memfd => {
-                let name = format!("penstock-probe-{}-{:?}.sock", std::process::id(), std::thread::current().id());
-                std::env::temp_dir().join(name).display().to_string()
-            }
-            _ => "127.0.0.1:0".to_owned(),
-        };
-        Self::at(Command::new(env!("CARGO_BIN_EXE_transport-probe")), kind, &address, block_bytes, blocks)
-    }
-
-    fn at(mut command: Command, kind: Kind, address: &str, block_bytes: usize, blocks: u32) -> Self {
-        command.args([&kind.to_string(), address, "--block-bytes", &block_bytes.to_string()]);
-        command.args(["--blocks", &blocks.to_string()]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let out = BufReader::new(child.stdout.take().unwrap());
-        let (sender, lines) = channel();
-        std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        let first = lines.recv_timeout(PATIENCE).expect("the probe tells its descriptor");
-        let bytes: Vec<u8> =
-            (0..first.len()).step_by(2).map(|at| u8::from_str_radix(&first[at..at + 2], 16).unwrap()).collect();
-        Self { child, lines, descriptor: Descriptor::decode(&bytes).unwrap() }
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: a signal to a child of ours that has not been waited for.
-        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
-    }
-
-    fn says(&self) -> String {
-        self.lines.recv_timeout(PATIENCE).expect("the probe says something")
-    }
-}
-
-impl Drop for Probe {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if let Address::Memfd(path) = &self.descriptor.address {
-            // A killed process leaves it behind.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-impl End {
-    fn until(&mut self, what: &str, done: impl Fn(&[Event]) -> bool) {
-        let start = Instant::now();
-        while !done(&self.events) {
-            assert!(start.elapsed() < PATIENCE, "waiting for {what}: {:?}", self.events);
-            self.transport.poll(Duration::from_millis(5), &mut self.events);
-        }
-    }
-
-    fn connect(&mut self, probe: &Probe) -> PeerId {
-        let peer = self.transport.connect(&probe.descriptor.encode()).unwrap();
-        self.until("the connection", |events| events.contains(&Event::Connected { peer }));
-        peer
-    }
-
-    fn run(&mut self, transfer: Transfer) -> Result<(), Failure> {
-        let op = transfer.op;
-        self.transport.start(transfer).unwrap();
-        self.until("an end", |events| ended(events, op).is_some());
-        ended(&self.events, op).unwrap().0
-    }
+/// The kinds that go between processes.
+fn far_kinds() -> Vec<Kind> {
+    kinds().into_iter().filter(|kind| *kind != Kind::Reference).collect()
 }
 
 /// What the probe's pool holds at first, by its own documentation.
@@ -122,7 +48,7 @@ fn moves_both_ways(kind: Kind, here: &mut End, probe: &Probe, block_bytes: usize
 
 #[test]
 fn bytes_go_both_ways_between_two_processes() {
-    for kind in KINDS {
+    for kind in far_kinds() {
         let probe = Probe::new(kind, 65_536, 1_024);
         let mut here = end(kind, A, 65_536, 1_024, Limits::default());
         moves_both_ways(kind, &mut here, &probe, 65_536, 1_024);
@@ -131,7 +57,7 @@ fn bytes_go_both_ways_between_two_processes() {
 
 #[test]
 fn a_receiver_killed_in_the_middle_is_noticed_and_all_settles() {
-    for kind in KINDS {
+    for kind in far_kinds() {
         let mut probe = Probe::new(kind, 1 << 20, 64);
         let mut here = end(kind, A, 1 << 20, 64, Limits::default());
         let peer = here.connect(&probe);
@@ -155,7 +81,7 @@ fn a_receiver_killed_in_the_middle_is_noticed_and_all_settles() {
 
 #[test]
 fn a_stopped_receiver_costs_a_deadline_and_comes_back() {
-    for kind in KINDS {
+    for kind in far_kinds() {
         let probe = Probe::new(kind, 1 << 20, 64);
         let mut here = end(kind, A, 1 << 20, 64, Limits::default());
         let peer = here.connect(&probe);
@@ -173,7 +99,7 @@ fn a_stopped_receiver_costs_a_deadline_and_comes_back() {
 #[test]
 fn a_writer_killed_in_the_middle_is_noticed_by_the_receiver() {
     // The roles of the test above: here is the receiver, and the writer is a second endpoint that simply ends.
-    for kind in KINDS {
+    for kind in far_kinds() {
         let probe = Probe::new(kind, 1 << 20, 64);
         let mut here = end(kind, A, 1 << 20, 64, Limits::default());
         let peer = here.connect(&probe);
@@ -184,68 +110,6 @@ fn a_writer_killed_in_the_middle_is_noticed_by_the_receiver() {
     }
 }
 
-/// A network namespace with one end of a pair of virtual interfaces; the other end is in that of the test.
-struct Namespace {
-    name: String,
-}
-
-impl Namespace {
-    /// None, with the reason printed, where that cannot be had.
-    fn new() -> Option<Self> {
-        let number = std::process::id() % 60_000;
-        let name = format!("pst{number}");
-        let here = format!("psa{number}");
-        let there = format!("psb{number}");
-        let third = number / 250;
-        let (ours, theirs) = (format!("10.213.{third}.1/30"), format!("10.213.{third}.2/30"));
-        if let Err(why) = ip(&["netns", "add", &name]) {
-            println!("SKIPPED across network namespaces: {why}");
-            return None;
-        }
-        let namespace = Self { name: name.clone() };
-        let steps: [&[&str]; 6] = [
-            &["link", "add", &here, "type", "veth", "peer", "name", &there, "netns", &name],
-            &["addr", "add", &ours, "dev", &here],
-            &["link", "set", &here, "up"],
-            &["-n", &name, "addr", "add", &theirs, "dev", &there],
-            &["-n", &name, "link", "set", &there, "up"],
-            &["-n", &name, "link", "set", "lo", "up"],
-        ];
-        for step in steps {
-            if let Err(why) = ip(step) {
-                println!("SKIPPED across network namespaces: {why}");
-                return None;
-            }
-        }
-        Some(namespace)
-    }
-
-    fn address(&self, last: u8) -> String {
-        format!("10.213.{}.{last}", std::process::id() % 60_000 / 250)
-    }
-
-    fn command(&self) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name, env!("CARGO_BIN_EXE_transport-probe")]);
-        command
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        // The interfaces go with it.
-        let _ = ip(&["netns", "delete", &self.name]);
-    }
-}
-
-fn ip(arguments: &[&str]) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments).output().map_err(|fault| format!("ip: {fault}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(format!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
-}
-
 #[test]
 fn bytes_go_both_ways_between_two_network_namespaces() {
     let Some(namespace) = Namespace::new() else { return };
@@ -253,4 +117,135 @@ fn bytes_go_both_ways_between_two_network_namespaces() {
     let probe = Probe::at(namespace.command(), Kind::Tcp, &address, 65_536, 1_024);
     let mut here = end(Kind::Tcp, A, 65_536, 1_024, Limits::default());
     moves_both_ways(Kind::Tcp, &mut here, &probe, 65_536, 1_024);
+}
+
+#[test]
+fn bytes_go_both_ways_between_two_network_namespaces_by_nixl() {
+    if !nixl::is_there() {
+        return;
+    }
+    let Some(namespace) = Namespace::new() else { return };
+    // Which interface is used is read from the environment when the library is loaded: hence two fresh processes.
+    let mut test = Command::new(std::env::current_exe().unwrap());
+    test.args(["the_near_end_of_two_namespaces", "--exact", "--ignored", "--nocapture"]);
+    test.env("PENSTOCK_TEST_NAMESPACE", &namespace.name).env("PENSTOCK_TEST_ADDRESS", namespace.address(2));
+    test.env("PENSTOCK_TEST_FAR_DEVICE", namespace.device("b"));
+    test.env("UCX_TLS", "tcp,self").env("UCX_NET_DEVICES", namespace.device("a"));
+    let output = test.output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    let faults = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("test result: ok. 1 passed"), "{told}\n{faults}");
+}
+
+#[test]
+#[ignore = "the test above runs it in a process of its own"]
+fn the_near_end_of_two_namespaces() {
+    let given = |name: &str| std::env::var(name).unwrap();
+    let mut command = Namespace::command_in(&given("PENSTOCK_TEST_NAMESPACE"));
+    command.env("UCX_NET_DEVICES", given("PENSTOCK_TEST_FAR_DEVICE"));
+    let address = format!("{}:0", given("PENSTOCK_TEST_ADDRESS"));
+    let probe = Probe::at(command, Kind::Nixl, &address, 65_536, 1_024);
+    let mut here = end(Kind::Nixl, A, 65_536, 1_024, Limits::default());
+    moves_both_ways(Kind::Nixl, &mut here, &probe, 65_536, 1_024);
+}
+
+/// Blocks of a MiB for a transfer by NIXL that lasts long enough to be disturbed.
+const MANY: u32 = 192;
+
+/// Starts a write of all blocks and stops the receiver while a request is in flight. Its operation is number 1.
+fn stopped_in_flight(deadline: Duration) -> Option<(Probe, End, PeerId)> {
+    if !nixl::is_there() {
+        return None;
+    }
+    let probe = Probe::new(Kind::Nixl, 1 << 20, MANY);
+    let mut here = end(Kind::Nixl, A, 1 << 20, MANY, Limits::default());
+    let peer = here.connect(&probe);
+    let deadline = Instant::now() + deadline;
+    here.transport.start(Transfer { peer, deadline, ..write(1, vec![span(0, 0, MANY)]) }).unwrap();
+    // Some of it has moved, and it is far from its end.
+    for _ in 0..20 {
+        here.transport.poll(Duration::from_millis(1), &mut here.events);
+    }
+    probe.signal(libc::SIGSTOP);
+    for _ in 0..50 {
+        here.transport.poll(Duration::from_millis(1), &mut here.events);
+    }
+    assert_eq!(ended(&here.events, OpId(1)), None);
+    Some((probe, here, peer))
+}
+
+#[test]
+fn by_nixl_a_request_that_hangs_stays_in_quarantine_until_it_is_final() {
+    let Some((probe, mut here, peer)) = stopped_in_flight(Duration::from_millis(2_500)) else { return };
+    here.until("the deadline", |events| ended(events, OpId(1)).is_some());
+    assert_eq!(ended(&here.events, OpId(1)), Some((Err(Failure::Timeout), false)));
+    assert_eq!(here.transport.cancel(OpId(1)).unwrap(), Touch::Quarantined);
+    for _ in 0..50 {
+        here.transport.poll(Duration::from_millis(1), &mut here.events);
+    }
+    assert!(!is_settled(&here.events, OpId(1)), "its bytes may still move");
+    probe.signal(libc::SIGCONT);
+    here.until("the settlement", |events| is_settled(events, OpId(1)));
+    assert_eq!(here.run(Transfer { peer, ..write(2, vec![span(0, 0, 2)]) }), Ok(()));
+    assert!(probe.says().starts_with("landed 1 2 2097152 "), "the first never landed");
+}
+
+#[test]
+fn by_nixl_a_receiver_killed_under_a_request_ends_it() {
+    let Some((mut probe, mut here, peer)) = stopped_in_flight(PATIENCE) else { return };
+    probe.signal(libc::SIGKILL);
+    here.until("the end", |events| ended(events, OpId(1)).is_some());
+    assert_eq!(ended(&here.events, OpId(1)).unwrap().0, Err(Failure::PeerGone));
+    probe.child.wait().unwrap();
+    // What is in flight to nobody ends too, and another peer is served as before.
+    here.until("the loss", |events| events.iter().any(|event| matches!(event, Event::Lost { .. })));
+    here.transport.abandon(peer);
+    here.until("the settlement", |events| is_settled(events, OpId(1)));
+    drop(probe);
+    here.events.clear();
+    let next = Probe::new(Kind::Nixl, 1 << 20, 2);
+    let peer = here.connect(&next);
+    assert_eq!(here.run(Transfer { peer, ..write(2, vec![span(0, 0, 2)]) }), Ok(()));
+}
+
+#[test]
+fn by_nixl_nothing_of_a_writer_that_was_killed_lands_once_it_is_said_to_have_left() {
+    if !nixl::is_there() {
+        return;
+    }
+    let mut here = end(Kind::Nixl, A, 1 << 20, MANY, Limits::default());
+    let writer = Probe::writing_to(&here.transport.descriptor(), 1 << 20, MANY);
+    let mut first = vec![0; 1 << 20];
+    here.until_true("the first bytes", |region| {
+        region.read(0, &mut first).unwrap();
+        first.iter().any(|byte| *byte != 0)
+    });
+    writer.signal(libc::SIGKILL);
+    let left = Event::Left { peer: writer.descriptor.identity };
+    here.until("the farewell", |events| events.contains(&left));
+    assert!(!here.events.iter().any(|event| matches!(event, Event::Landed { .. })), "it was not yet whole");
+    let own = fill(&here.region, &mut Random(17));
+    for _ in 0..300 {
+        here.transport.poll(Duration::from_millis(1), &mut here.events);
+    }
+    assert_same("a late write", &content(&here.region), &own);
+    // Who comes next is shown the way anew.
+    drop(writer);
+    here.events.clear();
+    let _next = Probe::writing_to(&here.transport.descriptor(), 1 << 20, MANY);
+    here.until("a landing", |events| events.iter().any(|event| matches!(event, Event::Landed { .. })));
+    assert_same("the next write", &content(&here.region), &probe_content(1 << 20, MANY));
+}
+
+#[test]
+fn by_nixl_a_library_that_is_not_there_is_an_error_that_says_where_it_was_looked_for() {
+    // In a process that has loaded none.
+    let mut probe = Command::new(env!("CARGO_BIN_EXE_transport-probe"));
+    let folder = std::env::temp_dir().join("penstock-no-such-folder");
+    let output = probe.args(["nixl", "127.0.0.1:0"]).env("PENSTOCK_NIXL", &folder).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "it ends by itself: {told}");
+    let wanted = if cfg!(feature = "nixl") { "libnixl_capi.so" } else { "built without NIXL" };
+    assert!(told.contains(wanted), "{told}");
+    assert!(!cfg!(feature = "nixl") || told.contains("penstock-no-such-folder"), "{told}");
 }

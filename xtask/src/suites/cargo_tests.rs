@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Counts, Setting, cargo};
-use crate::{serve, target};
+use super::{Counts, Setting, cargo, skipped};
+use crate::{nixl, serve, target};
 
 /// Seeds of the simulator in the whole run, and in the inner loop (which runs them inside `unit`).
 const SEEDS: &str = "1000";
@@ -28,6 +28,29 @@ pub fn simulation(setting: &Setting) -> Result<Counts> {
     command.args(["--test", "seeds", "--test", "components", "--", "--show-output", "--test-threads", "1"]);
     command.env("PENSTOCK_SIM_SEEDS", SEEDS);
     run(setting, "simulation", command)
+}
+
+/// The transports again, in a build that has NIXL. The build output is the shared one: what the feature adds lies beside the rest.
+pub fn nixl(setting: &Setting) -> Result<Counts> {
+    let environment = match nixl::environment(&setting.root) {
+        Ok(environment) => environment,
+        Err(fault) => return skipped(&format!("nixl: {fault:#}")),
+    };
+    let mut command = cargo(&setting.root, &["test", "--no-fail-fast", "--profile", serve::PROFILE]);
+    command.args([
+        "--package",
+        "penstock-transport",
+        "--features",
+        "nixl",
+        "--test",
+        "conformance",
+        "--test",
+        "processes",
+    ]);
+    command.args(["--test", "fence", "--test", "processes"]);
+    // One after the other: they share one library, and each moves some hundred MiB.
+    command.args(["--", "--show-output", "--test-threads", "1"]).envs(environment);
+    run(setting, "nixl", command)
 }
 
 /// Runs one `cargo test`, shows what a reader wants to see, and keeps the rest in a log.

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::link::{Arrived, Link};
+use super::posting::Poster;
 use super::{Carriage, Grounds};
 use crate::descriptor::put_regions;
 use crate::frame::{Denial, Header, Word, nack};
 use crate::scatter::{Run, Scatter, overlap};
-use crate::wire::Reader;
+use crate::wire::{Reader, put_bytes};
 use crate::{Event, Failure, Gone, OpId, PeerId, Refusal, Touch, TransportError, VERSION};
 
 /// Operations whose blocks were taken back. Peers name an operation once, so those forgotten first are long over.
@@ -49,11 +50,23 @@ pub(crate) struct Inbound {
     is_rejected: bool,
     /// Mapped memory: operations that were told they may write, and how many bytes.
     writing: BTreeMap<OpId, u64>,
+    /// Where a library moves the bytes: operations that were told they may read.
+    lending: BTreeSet<OpId>,
+    /// Its greeting was accepted, and it has not been welcomed yet.
+    is_accepted: bool,
 }
 
 impl Inbound {
     pub(crate) fn new(link: Link) -> Self {
-        Self { link, peer: None, since: Instant::now(), is_rejected: false, writing: BTreeMap::new() }
+        Self {
+            link,
+            peer: None,
+            since: Instant::now(),
+            is_rejected: false,
+            writing: BTreeMap::new(),
+            lending: BTreeSet::new(),
+            is_accepted: false,
+        }
     }
 
     /// Tells it no.
@@ -129,7 +142,7 @@ impl Inbound {
         };
         match header.word {
             Word::Open => match self.admit(&header, &payload, grounds, revoked, peer) {
-                Ok(into) if grounds.carriage == Carriage::Mapped => {
+                Ok(into) if grounds.carriage != Carriage::Stream => {
                     self.writing.insert(op, into.bytes());
                     self.link.say(Word::Ready, op, 0, &[]);
                 }
@@ -137,6 +150,10 @@ impl Inbound {
                 Err(why) => self.refuse(op, Failure::Refused(why)),
             },
             Word::Fetch => match self.admit(&header, &payload, grounds, revoked, peer) {
+                Ok(_) if grounds.carriage == Carriage::Posted => {
+                    self.lending.insert(op);
+                    self.link.say(Word::Ready, op, 0, &[]);
+                }
                 Ok(from) => self.link.send(op, from),
                 Err(why) => self.refuse(op, Failure::Refused(why)),
             },
@@ -158,6 +175,7 @@ impl Inbound {
             Word::Cancel => {
                 self.link.drop_landing(op);
                 self.link.stop_sending(op);
+                self.lending.remove(&op);
                 if self.writing.remove(&op).is_some() && revoked.contains(peer, op) {
                     events.push(Event::Revoked { peer, op });
                 }
@@ -189,15 +207,47 @@ impl Inbound {
             self.reject(Denial::Token);
         } else {
             self.peer = Some(peer);
-            let mut regions = Vec::new();
-            put_regions(&mut regions, &grounds.descriptor.regions);
-            let shown = match grounds.carriage {
-                Carriage::Stream => Vec::new(),
-                Carriage::Mapped => grounds.regions.iter().map(|region| Arc::clone(region.memory())).collect(),
-            };
-            self.link.show(Word::Welcome, OpId(0), 0, &regions, shown);
+            self.is_accepted = true;
         }
         Ok(())
+    }
+
+    /// Welcomes a peer whose greeting was accepted. By then what it had before is over, so that the card is good.
+    pub(crate) fn welcome(&mut self, grounds: &Grounds, poster: Option<&mut (dyn Poster + 'static)>) {
+        if !std::mem::take(&mut self.is_accepted) {
+            return;
+        }
+        let mut payload = Vec::new();
+        put_regions(&mut payload, &grounds.descriptor.regions);
+        match poster.map(Poster::card) {
+            None => {}
+            Some(Ok(card)) => put_bytes(&mut payload, &card),
+            Some(Err(_)) => {
+                // Nobody can write here for now. It is as if no more peers were taken.
+                self.peer = None;
+                return self.reject(Denial::Full);
+            }
+        }
+        let shown = match grounds.carriage {
+            Carriage::Mapped => grounds.regions.iter().map(|region| Arc::clone(region.memory())).collect(),
+            Carriage::Stream | Carriage::Posted => Vec::new(),
+        };
+        self.link.show(Word::Welcome, OpId(0), 0, &payload, shown);
+    }
+
+    /// Whether it holds leave to write: only its own word, or a fence, says that it does not.
+    pub(crate) fn may_write(&self) -> bool {
+        !self.writing.is_empty()
+    }
+
+    /// Whether it has been told how to reach the regions here.
+    pub(crate) fn holds_card(&self) -> bool {
+        self.peer.is_some() && !self.is_accepted
+    }
+
+    /// Whether it holds leave to move anything.
+    pub(crate) fn may_move(&self) -> bool {
+        self.may_write() || !self.lending.is_empty()
     }
 
     /// Checks what a peer wants to write or read.
@@ -213,10 +263,10 @@ impl Inbound {
         if revoked.contains(peer, op) {
             return Err(Refusal::Revoked);
         }
-        if self.link.is_landing(op) || self.writing.contains_key(&op) {
+        if self.link.is_landing(op) || self.writing.contains_key(&op) || self.lending.contains(&op) {
             return Err(Refusal::Duplicate);
         }
-        let open = self.link.landing_count() + self.link.sending_count() + self.writing.len();
+        let open = self.link.landing_count() + self.link.sending_count() + self.writing.len() + self.lending.len();
         if open >= grounds.limits.ops_max {
             return Err(Refusal::Busy);
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::link::Stream;
-use crate::{Address, Gone, TransportError, sys};
+use crate::{Address, Gone, NixlAddress, TransportError, sys};
 
 /// A host that vanishes without a word is noticed after about this long, and three tries more.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -100,7 +100,9 @@ fn prepare(stream: &Stream) -> io::Result<()> {
 /// Calls the peer without waiting for it to answer.
 pub(crate) fn dial(address: &Address) -> io::Result<Stream> {
     let (domain, at) = match address {
-        Address::Tcp(at) => (Domain::for_address(*at), SockAddr::from(*at)),
+        Address::Tcp(at) | Address::Nixl(NixlAddress { control: at, .. }) => {
+            (Domain::for_address(*at), SockAddr::from(*at))
+        }
         Address::Memfd(path) => (Domain::UNIX, SockAddr::unix(path)?),
         _ => return Err(io::Error::other("not the address of a socket")),
     };

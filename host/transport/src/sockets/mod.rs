@@ -5,6 +5,7 @@ mod inbound;
 mod link;
 mod listener;
 mod outbound;
+mod posting;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,6 +16,7 @@ use self::inbound::{Inbound, Revocations};
 use self::link::Link;
 use self::listener::Listener;
 use self::outbound::Outbound;
+use self::posting::{Drifting, Poster};
 use crate::frame::Denial;
 use crate::operations::Operations;
 use crate::{
@@ -32,7 +34,15 @@ pub(crate) enum Carriage {
     Stream,
     /// The operation's own endpoint, in memory that both have mapped.
     Mapped,
+    /// A library, by requests that the operation's own endpoint posts.
+    Posted,
 }
+
+/// Turns that ask again at once while requests are open: some tens of microseconds.
+const IDLE_SPINS: u32 = 200;
+/// After that the first nap, and how many times as long the longest is: a millisecond.
+const NAP: Duration = Duration::from_micros(20);
+const NAPS_LONGEST: u32 = 50;
 
 /// What stays the same through an endpoint's life.
 pub(crate) struct Grounds {
@@ -88,6 +98,12 @@ struct Endpoint {
     outbound: BTreeMap<PeerId, Outbound>,
     operations: Operations,
     revoked: Revocations,
+    /// Who moves the bytes, where that is a library.
+    poster: Option<Box<dyn Poster>>,
+    /// Requests whose connections are gone. Each is part of an operation that has not settled, or of a write to a peer that has gone.
+    drifting: Vec<Drifting>,
+    /// Turns in a row that moved nothing while requests were open.
+    idle_turns: u32,
     /// What happened outside `poll`. Bounded by the operations and peers it is about.
     untold: Vec<Event>,
 }
@@ -103,6 +119,9 @@ impl Endpoint {
             outbound: BTreeMap::new(),
             operations: Operations::new(limits),
             revoked: Revocations::default(),
+            poster: None,
+            drifting: Vec::new(),
+            idle_turns: 0,
             untold: Vec::new(),
         })
     }
@@ -135,7 +154,7 @@ impl Endpoint {
         let outbound = self.outbound.get_mut(&transfer.peer).filter(|outbound| outbound.is_up());
         let outbound = outbound.ok_or(TransportError::NotConnected(transfer.peer))?;
         let admitted = self.operations.admit(transfer, &self.grounds.regions, &outbound.target().regions)?;
-        outbound.start(transfer, admitted).inspect_err(|_| self.operations.forget(transfer.op))
+        outbound.start(transfer, admitted, self.grounds.carriage).inspect_err(|_| self.operations.forget(transfer.op))
     }
 
     fn cancel(&mut self, op: OpId, why: Failure) -> Result<Touch, TransportError> {
@@ -167,7 +186,9 @@ impl Endpoint {
             if events.len() > before || now >= until {
                 return;
             }
-            if !moved {
+            if moved {
+                self.idle_turns = 0;
+            } else {
                 self.rest(until, now);
             }
         }
@@ -175,9 +196,15 @@ impl Endpoint {
 
     /// Does what can be done without waiting. Returns whether anything moved.
     fn turn(&mut self, events: &mut Vec<Event>) -> bool {
+        if let Some(poster) = &mut self.poster
+            && !self.inbound.is_empty()
+        {
+            poster.serve();
+        }
         let mut moved = self.welcome();
         moved |= self.hear_inbound(events);
         moved |= self.hear_outbound(events);
+        moved |= self.drift(events);
         for op in self.operations.expired(Instant::now()) {
             // It is known and running, so it can be ended; its event is told at once.
             let _ = self.cancel(op, Failure::Timeout);
@@ -207,6 +234,8 @@ impl Endpoint {
 
     fn hear_inbound(&mut self, events: &mut Vec<Event>) -> bool {
         let mut moved = false;
+        let mut needs_fence = false;
+        let is_posted = self.grounds.carriage == Carriage::Posted;
         let mut kept: Vec<Inbound> = Vec::with_capacity(self.inbound.len());
         for mut inbound in std::mem::take(&mut self.inbound) {
             let was_unknown = inbound.peer.is_none();
@@ -216,6 +245,7 @@ impl Endpoint {
                 kept.retain(|other| {
                     let is_older = other.peer.is_some_and(|older| older.endpoint == peer.endpoint);
                     events.extend(other.peer.filter(|_| is_older).map(|peer| Event::Left { peer }));
+                    needs_fence |= is_older && is_posted && other.may_write();
                     !is_older
                 });
             }
@@ -226,19 +256,48 @@ impl Endpoint {
                 }
                 Err(_) => {
                     events.extend(inbound.peer.map(|peer| Event::Left { peer }));
+                    needs_fence |= is_posted && inbound.may_write();
                     moved = true;
                 }
             }
         }
         self.inbound = kept;
+        if needs_fence {
+            self.fence(events);
+        }
+        for inbound in &mut self.inbound {
+            inbound.welcome(&self.grounds, self.poster.as_deref_mut());
+        }
         moved
+    }
+
+    /// A peer has gone that could write through the library, and only this makes sure that it does not: all peers' cards become
+    /// void. Those who held one are sent away, and connect anew.
+    fn fence(&mut self, events: &mut Vec<Event>) {
+        if let Some(poster) = &mut self.poster {
+            poster.fence();
+        }
+        self.inbound.retain(|inbound| {
+            events.extend(inbound.peer.filter(|_| inbound.holds_card()).map(|peer| Event::Left { peer }));
+            !inbound.holds_card()
+        });
+    }
+
+    /// Asks about requests whose connections are gone. Returns whether one is over.
+    fn drift(&mut self, events: &mut Vec<Event>) -> bool {
+        let before = self.drifting.len();
+        let operations = &mut self.operations;
+        self.drifting.retain_mut(|drifting| !drifting.is_over(operations, events));
+        self.drifting.len() < before
     }
 
     fn hear_outbound(&mut self, events: &mut Vec<Event>) -> bool {
         let mut moved = false;
         let mut lost = Vec::new();
         for (peer, outbound) in &mut self.outbound {
-            match outbound.turn(&self.grounds, &mut self.operations, events) {
+            let are_drifting = self.drifting.iter().any(|drifting| drifting.peer == *peer);
+            let poster = self.poster.as_deref_mut();
+            match outbound.turn(&self.grounds, poster, are_drifting, &mut self.operations, events) {
                 Ok(did) => moved |= did,
                 Err(why) => lost.push((*peer, why)),
             }
@@ -251,12 +310,22 @@ impl Endpoint {
     }
 
     fn lose(&mut self, peer: PeerId, why: Gone, events: &mut Vec<Event>) {
-        let Some(outbound) = self.outbound.remove(&peer) else { return };
+        let Some(mut outbound) = self.outbound.remove(&peer) else { return };
         // What the peer itself closed, or never was of this life, writes nothing more; of a peer that is merely out of
         // reach that cannot be known.
-        let is_over = matches!(why, Gone::Closed | Gone::Epoch) || self.grounds.carriage == Carriage::Mapped;
+        let has_gone = matches!(why, Gone::Closed | Gone::Epoch);
+        if self.grounds.carriage == Carriage::Posted && !has_gone {
+            // The peer should know which of its blocks are free, if it is there. What is in flight is not named.
+            outbound.take_leave(&self.operations.of_peer(peer));
+        }
+        let Outbound { link, postings, .. } = outbound;
+        let unsettled = postings.abandon(peer, has_gone, &mut self.drifting);
+        let is_over = has_gone || self.grounds.carriage == Carriage::Mapped;
         for op in self.operations.of_peer(peer) {
-            let settled = is_over || outbound.link.is_landing(op);
+            let settled = match self.grounds.carriage {
+                Carriage::Posted => !unsettled.contains(&op),
+                Carriage::Mapped | Carriage::Stream => is_over || link.is_landing(op),
+            };
             let touch = if settled { Touch::Settled } else { Touch::Quarantined };
             self.operations.end(op, Err(Failure::PeerGone), touch, events);
         }
@@ -267,6 +336,10 @@ impl Endpoint {
         let mut events = std::mem::take(&mut self.untold);
         if self.outbound.contains_key(&peer) {
             self.lose(peer, Gone::Closed, &mut events);
+        }
+        self.drifting.retain(|drifting| drifting.peer != peer);
+        if let Some(poster) = &mut self.poster {
+            poster.part(peer);
         }
         for op in self.operations.of_peer(peer) {
             self.operations.settle(op, &mut events);
@@ -280,11 +353,26 @@ impl Endpoint {
         self.untold = events;
     }
 
+    /// Whether requests are open, own ones or those of peers.
+    fn has_requests(&self) -> bool {
+        let own = || self.outbound.values().any(|outbound| outbound.postings.is_in_flight());
+        let theirs = || self.inbound.iter().any(Inbound::may_move);
+        self.poster.is_some() && (!self.drifting.is_empty() || own() || theirs())
+    }
+
     /// Waits until a socket is ready, a deadline is due or the time is over.
-    fn rest(&self, until: Instant, now: Instant) {
+    fn rest(&mut self, until: Instant, now: Instant) {
         let until = self.operations.next_deadline().map_or(until, |deadline| deadline.min(until));
         // Silence and calls that nobody answers are noticed by the clock: no rest is longer than this.
-        let at_most = until.saturating_duration_since(now).min(Duration::from_millis(50));
+        let mut at_most = until.saturating_duration_since(now).min(Duration::from_millis(50));
+        if self.has_requests() {
+            // A library that has no descriptor to wait for is asked: at once at first, then less and less often.
+            self.idle_turns = self.idle_turns.saturating_add(1);
+            match self.idle_turns.checked_sub(IDLE_SPINS) {
+                None => return std::thread::yield_now(),
+                Some(naps) => at_most = at_most.min(NAP * naps.clamp(1, NAPS_LONGEST)),
+            }
+        }
         let mut interests = vec![sys::interest(self.listener.fd(), self.has_room(), false)];
         for inbound in &self.inbound {
             let link = &inbound.link;
@@ -343,3 +431,6 @@ macro_rules! transport {
 
 transport!(Tcp, Kind::Tcp);
 transport!(Memfd, Kind::Memfd);
+
+#[cfg(feature = "nixl")]
+pub(crate) mod nixl;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::link::{Arrived, Link};
+use super::posting::{Poster, Postings};
 use super::{Carriage, Grounds, listener};
 use crate::descriptor::get_regions;
 use crate::frame::{Denial, Word, read_nack};
@@ -13,6 +14,8 @@ use crate::scatter::{Scatter, copy};
 use crate::wire::Reader;
 use crate::{Descriptor, Direction, Event, Failure, Gone, OpId, Refusal, Region, Touch, Transfer, TransportError, sys};
 
+/// Longest card of a peer: a few hundred bytes for each device it has.
+const CARD_BYTES_MAX: usize = 64 * 1024;
 /// Bytes copied in one turn: about a millisecond, after which others are heard.
 const BYTES_A_TURN: usize = 4 * 1024 * 1024;
 
@@ -45,6 +48,8 @@ pub(crate) struct Outbound {
     mapped: Vec<Region>,
     /// Take turns, a piece each.
     copies: VecDeque<Copying>,
+    /// The same where a library moves the bytes.
+    pub(crate) postings: Postings,
 }
 
 impl Outbound {
@@ -58,6 +63,7 @@ impl Outbound {
             since: Instant::now(),
             mapped: Vec::new(),
             copies: VecDeque::new(),
+            postings: Postings::default(),
         })
     }
 
@@ -73,10 +79,13 @@ impl Outbound {
         &self.target
     }
 
-    /// Does what can be done. Returns whether anything moved.
+    /// Does what can be done. Returns whether anything moved. While requests of an earlier connection drift, the peer is not
+    /// greeted: the greeting says that they are over.
     pub(crate) fn turn(
         &mut self,
         grounds: &Grounds,
+        mut poster: Option<&mut (dyn Poster + 'static)>,
+        are_drifting: bool,
         operations: &mut Operations,
         events: &mut Vec<Event>,
     ) -> Result<bool, Gone> {
@@ -86,7 +95,7 @@ impl Outbound {
             return Err(Gone::Silent);
         }
         if self.state == State::Dialling {
-            if !listener::has_answered(self.link.stream())? {
+            if !listener::has_answered(self.link.stream())? || are_drifting {
                 return Ok(false);
             }
             self.greet(grounds)?;
@@ -95,10 +104,13 @@ impl Outbound {
         let read = self.link.read(&mut arrived);
         let mut moved = !arrived.is_empty();
         for what in arrived {
-            self.take(what, grounds, operations, events)?;
+            self.take(what, grounds, poster.as_deref_mut(), operations, events)?;
         }
         moved |= read?;
         moved |= self.copy(operations, events);
+        if let Some(poster) = poster {
+            moved |= self.postings.turn(self.target.identity, poster, &mut self.link, operations, events)?;
+        }
         moved |= self.link.write()?;
         if self.link.is_silent(now, silence_max) {
             return Err(Gone::Silent);
@@ -124,6 +136,7 @@ impl Outbound {
         &mut self,
         what: Arrived,
         grounds: &Grounds,
+        poster: Option<&mut (dyn Poster + 'static)>,
         operations: &mut Operations,
         events: &mut Vec<Event>,
     ) -> Result<(), Gone> {
@@ -142,7 +155,7 @@ impl Outbound {
         let op = OpId(header.op);
         match (self.state, header.word) {
             (State::Greeting, Word::Welcome) => {
-                self.meet(&payload, grounds)?;
+                self.meet(&payload, grounds, poster)?;
                 // The peer has closed what stood before: of that nothing can move any more.
                 for op in operations.of_peer(self.target.identity) {
                     operations.settle(op, events);
@@ -152,6 +165,9 @@ impl Outbound {
             (State::Greeting, Word::Reject) => return Err(Denial::read(header.arg, header.op)),
             (State::Up, Word::Ack) => operations.end(op, Ok(()), Touch::Settled, events),
             (State::Up, Word::Nack) => {
+                if self.postings.stop(op, Word::Cancel, read_nack(header.arg)) == Touch::Quarantined {
+                    return Ok(());
+                }
                 self.stop(op);
                 operations.end(op, Err(read_nack(header.arg)), Touch::Settled, events);
             }
@@ -160,8 +176,13 @@ impl Outbound {
                 if let Some(copying) = self.copies.iter_mut().find(|copying| copying.op == op) {
                     copying.is_ready = true;
                 }
+                self.postings.allow(op);
             }
             (State::Up, Word::Revoke) => {
+                let refused = Failure::Refused(Refusal::Revoked);
+                if self.postings.stop(op, Word::Revoked, refused) == Touch::Quarantined {
+                    return Ok(());
+                }
                 self.stop(op);
                 operations.end(op, Err(Failure::Refused(Refusal::Revoked)), Touch::Settled, events);
                 self.link.say(Word::Revoked, op, 0, &[]);
@@ -172,11 +193,20 @@ impl Outbound {
     }
 
     /// The peer is who was meant. Maps its memory where that is how bytes are carried.
-    fn meet(&mut self, payload: &[u8], grounds: &Grounds) -> Result<(), Gone> {
+    fn meet(
+        &mut self,
+        payload: &[u8],
+        grounds: &Grounds,
+        poster: Option<&mut (dyn Poster + 'static)>,
+    ) -> Result<(), Gone> {
         let mut reader = Reader::new(payload);
         let regions = get_regions(&mut reader).map_err(|_| Gone::Protocol("a welcome without regions"))?;
         if regions != self.target.regions {
             return Err(Gone::Protocol("other regions than described"));
+        }
+        if let Some(poster) = poster {
+            let card = reader.bytes(CARD_BYTES_MAX).map_err(|_| Gone::Protocol("a welcome without a card"))?;
+            poster.meet(self.target.identity, card, &regions)?;
         }
         if grounds.carriage == Carriage::Mapped {
             let fds = std::mem::take(&mut self.link.fds);
@@ -200,7 +230,12 @@ impl Outbound {
     }
 
     /// Begins an operation that has been admitted.
-    pub(crate) fn start(&mut self, transfer: &Transfer, admitted: Admitted) -> Result<(), TransportError> {
+    pub(crate) fn start(
+        &mut self,
+        transfer: &Transfer,
+        admitted: Admitted,
+        carriage: Carriage,
+    ) -> Result<(), TransportError> {
         let Admitted { local, remote } = admitted;
         let runs = |word_runs: &[crate::scatter::Run]| {
             let each = word_runs.iter().flat_map(|run| [run.first.to_le_bytes(), run.blocks.to_le_bytes()]);
@@ -216,6 +251,12 @@ impl Outbound {
             }
             let direction = transfer.direction;
             self.copies.push_back(Copying { op, from, to, done: 0, direction, is_ready: is_read });
+            return Ok(());
+        }
+        if carriage == Carriage::Posted {
+            let word = if transfer.direction == Direction::Write { Word::Open } else { Word::Fetch };
+            self.link.say(word, op, region, &runs(&remote));
+            self.postings.start(transfer, local.region());
             return Ok(());
         }
         match transfer.direction {
@@ -261,11 +302,23 @@ impl Outbound {
         self.copies.retain(|copying| copying.op != op);
     }
 
+    /// Says of all operations that move nothing any more that they are over, as far as the socket takes it.
+    pub(crate) fn take_leave(&mut self, ops: &[OpId]) {
+        for op in ops.iter().filter(|op| !self.postings.may_move(**op)) {
+            self.link.say(Word::Cancel, *op, 0, &[]);
+        }
+        // The connection is given up in any case: what was not taken is what a fence is for.
+        let _ = self.link.write();
+    }
+
     /// Ends an operation from this end: bytes of a write that are already on their way may still land.
     pub(crate) fn cancel(&mut self, op: OpId, carriage: Carriage) -> Touch {
         let was_landing = self.link.is_landing(op);
+        if self.postings.stop(op, Word::Cancel, Failure::Cancelled) == Touch::Quarantined {
+            return Touch::Quarantined;
+        }
         self.stop(op);
         self.link.say(Word::Cancel, op, 0, &[]);
-        if was_landing || carriage == Carriage::Mapped { Touch::Settled } else { Touch::Quarantined }
+        if was_landing || carriage != Carriage::Stream { Touch::Settled } else { Touch::Quarantined }
     }
 }

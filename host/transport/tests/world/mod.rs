@@ -3,6 +3,10 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "test code outside test functions")]
 
+#[cfg_attr(not(feature = "nixl"), path = "no_nixl.rs")]
+pub mod nixl;
+pub mod probe;
+
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -15,7 +19,11 @@ use penstock_transport::{
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The kinds that this build and machine can test inside one process.
-pub const KINDS: [Kind; 3] = [Kind::Reference, Kind::Memfd, Kind::Tcp];
+pub fn kinds() -> Vec<Kind> {
+    let mut kinds = vec![Kind::Reference, Kind::Memfd, Kind::Tcp];
+    kinds.extend(nixl::is_there().then_some(Kind::Nixl));
+    kinds
+}
 
 pub const A: PeerId = PeerId { endpoint: 1, epoch: 10 };
 pub const B: PeerId = PeerId { endpoint: 2, epoch: 20 };
@@ -50,6 +58,7 @@ pub fn end_over(kind: Kind, identity: PeerId, region: Region, limits: Limits) ->
             let name = format!("penstock-{}-{}.sock", std::process::id(), unique());
             Box::new(Memfd::bind(setup, &std::env::temp_dir().join(name)).unwrap())
         }
+        Kind::Nixl => nixl::endpoint(setup, SocketAddr::from(([127, 0, 0, 1], 0))),
         Kind::Tcp => Box::new(Tcp::bind(setup, SocketAddr::from(([127, 0, 0, 1], 0)), None).unwrap()),
     };
     End { transport, region, events: Vec::new() }
