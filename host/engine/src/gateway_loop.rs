@@ -347,7 +347,11 @@ impl GatewayLoop {
                     return tracing::error!(request = dispatch.manifest.request.0, "dispatch of an unknown request");
                 }
             },
-            ToReplica::Cancel { .. } | ToReplica::Policies(_) => (replica_wake::WORK, None),
+            ToReplica::Cancel { .. }
+            | ToReplica::Policies(_)
+            | ToReplica::Prefill(_)
+            | ToReplica::Decode(_)
+            | ToReplica::PeerUp(_) => (replica_wake::WORK, None),
             ToReplica::Stance(_) => (replica_wake::STANCE, None),
         };
         let wake = ReplicaWake::Gateway { epoch, message, context };
@@ -444,6 +448,7 @@ mod tests {
             context_tokens_max: 1_024,
             speed_ppm: 1_000_000,
             zone_rank: 0,
+            domain: 0,
         }));
         let report = Report {
             number: 1,

@@ -193,6 +193,7 @@ impl ReplicaLoop {
             context_tokens_max: config.context_tokens_max,
             speed_ppm: 1_000_000,
             zone_rank: 0,
+            domain: 0,
         };
         self.wiring.board.update_replica(replica, |status| {
             status.epoch = epoch;
@@ -324,6 +325,10 @@ impl ReplicaLoop {
                     *output = None;
                 }
                 self.items.push(TurnItem::SequenceEnded { seq, attempt: placed.attempt, outcome, tokens });
+            }
+            // Without a configuration for it a machine takes no part in any.
+            ReplicaEffect::Handoff(_) => {
+                _ = self.freeze.get_or_insert(FreezeCause::Broken("a_hand_off_without_transport"))
             }
             ReplicaEffect::Event(event) => {
                 self.wiring.metrics.replica_event(&event);

@@ -10,7 +10,7 @@ use penstock_base::{GatewayEpoch, Instant, Outcome, Phase, RequestId};
 use penstock_journal::wire::{Decode, Encode, from_bytes, to_bytes};
 use penstock_sched::gateway::{GatewayConfig, GatewayInput};
 use penstock_sched::message::{FromReplica, ToReplica};
-use penstock_sched::replica::{ReplicaConfig, ReplicaInput};
+use penstock_sched::replica::{HandoffInput, ReplicaConfig, ReplicaInput};
 use proptest::prelude::*;
 use support::{Make, Random, Variants};
 
@@ -53,6 +53,7 @@ proptest! {
         all_of::<FromReplica>(seed);
         all_of::<GatewayInput>(seed);
         all_of::<ReplicaInput>(seed);
+        all_of::<HandoffInput>(seed);
         let random = &mut Random(seed);
         comes_back(&Plan::make(random));
         comes_back(&GatewayConfig::make(random));

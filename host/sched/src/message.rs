@@ -6,7 +6,10 @@ use alloc::sync::Arc;
 
 use penstock_base::{
     BlockKey, ClassRank, DispatchNumber, Duration, Generation, Instant, Manifest, Outcome, RefuseReason, RequestId,
+    TransferId,
 };
+
+use crate::handoff::{Open, Order, Peer, Reserve, Said, Side};
 
 /// Gateway to replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,6 +29,25 @@ pub enum ToReplica {
     Stance(ReplicaStance),
     /// The policy set of this generation takes over at the next step boundary.
     Policies(Generation),
+    /// A hand-off's coordinator to the replica that computes the prompt.
+    Prefill(Ordered<Open>),
+    /// A hand-off's coordinator to the replica that decodes.
+    Decode(Ordered<Reserve>),
+    /// Another replica has this incarnation now: hand-offs with an earlier one come to nothing.
+    PeerUp(Peer),
+}
+
+/// A coordinator's word to one party of a hand-off.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ordered<B> {
+    /// The party's part in the hand-off counts as this dispatch; it comes with every word, so that a report covers it.
+    pub number: DispatchNumber,
+    /// About which hand-off.
+    pub transfer: TransferId,
+    /// For which incarnation.
+    pub to: Peer,
+    /// What.
+    pub order: Order<B>,
 }
 
 /// One placed request.
@@ -128,6 +150,13 @@ pub enum FromReplica {
         sequence: u64,
         /// What changed.
         event: CacheEvent,
+    },
+    /// A party of a hand-off to its coordinator.
+    Party {
+        /// In which part it speaks.
+        side: Side,
+        /// What it says.
+        said: Said,
     },
 }
 

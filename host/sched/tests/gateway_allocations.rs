@@ -160,6 +160,7 @@ fn a_step_allocates_nothing_at_steady_state() {
             context_tokens_max: 4_096,
             speed_ppm: 1_000_000,
             zone_rank: 0,
+            domain: 0,
         }));
     }
     (1..400).for_each(|n| drive.round(n));

@@ -59,6 +59,7 @@ fn facts(replica: u32) -> ReplicaFacts {
         context_tokens_max: 4_096,
         speed_ppm: 1_000_000,
         zone_rank: 0,
+        domain: 0,
     }
 }
 

@@ -204,6 +204,7 @@ impl Life {
             context_tokens_max: 200 + self.random.below(200) as u32,
             speed_ppm: 1_000_000,
             zone_rank: 0,
+            domain: 0,
         }
     }
 

@@ -7,7 +7,7 @@ mod handoff_parts;
 use std::fmt::{Debug, Write as _};
 use std::path::Path;
 
-use handoff_parts::{Party, config, manifest, peer, pool};
+use handoff_parts::{Party, caps, config, manifest, peer, pool};
 use penstock_base::{Duration, GatewayEpoch, Instant, RequestId, TransferId};
 use penstock_kv::{BlockTable, Kv, OwnerId};
 use penstock_sched::handoff::{
@@ -66,11 +66,12 @@ fn whole_sum() -> u64 {
 
 fn reserve() -> Reserve {
     let source = peer(Party::Sender, 1);
-    Reserve { manifest: manifest(request(), 30, 1), attempt: 1, source, reserve_output_tokens: 16 }
+    Reserve { manifest: manifest(request(), 30, 1), attempt: 1, source, caps: caps() }
 }
 
 fn open() -> Open {
-    Open { manifest: manifest(request(), 30, 1), attempt: 1, destination: peer(Party::Receiver, 1), first_block: 0 }
+    let destination = peer(Party::Receiver, 1);
+    Open { manifest: manifest(request(), 30, 1), attempt: 1, destination, first_block: 0, caps: caps() }
 }
 
 fn from_sender(word: SenderWord) -> ReceiverEvent {
@@ -397,7 +398,7 @@ fn ask() -> Ask {
         attempt: 1,
         sender: peer(Party::Sender, 1),
         receiver: peer(Party::Receiver, 1),
-        reserve_output_tokens: 16,
+        caps: caps(),
         fallback: Fallback::AtSender,
     }
 }

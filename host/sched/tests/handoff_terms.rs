@@ -3,7 +3,7 @@
 #[path = "support/handoff_parts.rs"]
 mod handoff_parts;
 
-use handoff_parts::{Party, TABLE, config, manifest, peer, pool, terms};
+use handoff_parts::{Party, TABLE, caps, config, manifest, peer, pool, terms};
 use penstock_base::{
     BlockKey, ClassRank, Duration, GatewayEpoch, Instant, Manifest, RequestId, TenantId, TransferId, TrustGroup,
 };
@@ -77,7 +77,7 @@ fn a_long_prompt_travels_in_larger_chunks() {
 }
 
 fn begin(counter: u64, manifest: std::sync::Arc<Manifest>) -> ReceiverEvent {
-    let ask = Reserve { manifest, attempt: 1, source: peer(Party::Sender, 1), reserve_output_tokens: 16 };
+    let ask = Reserve { manifest, attempt: 1, source: peer(Party::Sender, 1), caps: caps() };
     ReceiverEvent::Order { transfer: id(counter), to: peer(Party::Receiver, 1), order: Order::Begin(ask) }
 }
 
@@ -154,6 +154,7 @@ fn a_sender_that_holds_too_much_says_so_and_takes_no_more() {
             attempt: 1,
             destination: peer(Party::Receiver, 1),
             first_block: 0,
+            caps: caps(),
         };
         let (mut out, to) = (Vec::new(), peer(Party::Sender, 1));
         let event = SenderEvent::Order { transfer: id(counter), to, order: Order::Begin(ask) };

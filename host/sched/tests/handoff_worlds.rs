@@ -142,7 +142,16 @@ fn spec(seed: u64) -> Spec {
         late_ppm: draw.pick(&[0, 50_000]),
         transport_confirms: draw.below(3) > 0,
         discovery: draw.below(3) > 0,
+        copied: false,
         timing: Timing { transfer: Duration::from_s(30), ..Timing::default() },
+    }
+}
+
+#[test]
+fn machines_that_are_written_down_and_read_back_after_each_step_go_on_alike() {
+    for seed in (0..1_000).step_by(25) {
+        let copied = World::new(Spec { copied: true, ..spec(seed) }).run();
+        assert_eq!(copied, World::new(spec(seed)).run(), "seed {seed}");
     }
 }
 

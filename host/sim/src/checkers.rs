@@ -190,6 +190,7 @@ impl PlacedBook {
                 let placed = self.placed.remove(request).ok_or("it was there")?;
                 placed.check_end(*request, *outcome, usage, planned[index_of(*request)].manifest.input_tokens)
             }
+            FromReplica::Party { .. } => Err("a party of a hand-off where none is configured".to_owned()),
             FromReplica::Cache { sequence, .. } => {
                 let last = self.cache_sequence.entry(to).or_default();
                 *last += 1;

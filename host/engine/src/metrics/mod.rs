@@ -315,7 +315,11 @@ impl Metrics {
             GatewayEvent::Stale => self.stale("gateway"),
             GatewayEvent::ClockClamped => self.clock_clamped.with_label_values(&["gateway"]).inc(),
             GatewayEvent::CacheGap { .. } => self.cache_gaps.inc(),
-            GatewayEvent::Changed { .. } | GatewayEvent::Routed { .. } | GatewayEvent::Broken(_) => {}
+            GatewayEvent::Changed { .. }
+            | GatewayEvent::Routed { .. }
+            | GatewayEvent::HandoffBegun { .. }
+            | GatewayEvent::HandoffEnded { .. }
+            | GatewayEvent::Broken(_) => {}
         }
     }
 

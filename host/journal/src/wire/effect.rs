@@ -2,7 +2,7 @@
 
 use penstock_base::codec::Writer;
 use penstock_sched::gateway::{GatewayEffect, GatewayEvent, RoutingMade};
-use penstock_sched::replica::{ReplicaEffect, ReplicaEvent};
+use penstock_sched::replica::{HandoffEffect, ReplicaEffect, ReplicaEvent};
 
 use super::{Encode, choice};
 
@@ -33,6 +33,8 @@ choice! { write only GatewayEvent {
     9 => Broken(why),
     10 => Changed { decision, call, change },
     11 => Routed { request, call, ranked, made },
+    12 => HandoffBegun { request, transfer, sender, receiver },
+    13 => HandoffEnded { request, transfer, end },
 } }
 
 choice! { write only RoutingMade {
@@ -49,6 +51,27 @@ choice! { write only ReplicaEffect {
     2 => Deliver { seq, batch, row, tokens, first },
     3 => SequenceEnded { seq, outcome, tokens },
     4 => Event(event),
+    5 => Handoff(effect),
+} }
+
+choice! { write only HandoffEffect {
+    0 => ToReceiver(message),
+    1 => ToSender(message),
+    2 => Sending { transfer, seq, grid },
+    3 => Sources { transfer, blocks },
+    4 => Bind { transfer, to, blocks },
+    5 => Write { transfer, index, stamp },
+    6 => Sampled { transfer, seq, batch, row, tokens },
+    7 => StopWrites(transfer),
+    8 => Continue { transfer, seq },
+    9 => Leave { seq },
+    10 => Grant { transfer, to, grid, blocks },
+    11 => Fence(transfer),
+    12 => Digest(transfer),
+    13 => Adopt { transfer, seq, attempt },
+    14 => Release { seq, tokens },
+    15 => Swept(transfer),
+    16 => Accepting(accepting),
 } }
 
 choice! { write only ReplicaEvent {

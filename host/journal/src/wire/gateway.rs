@@ -1,6 +1,6 @@
 //! The gateway machine's inputs and configuration.
 
-use penstock_sched::gateway::{DeliveryEvent, GatewayConfig, GatewayInput, ReplicaFacts, Reserves};
+use penstock_sched::gateway::{DeliveryEvent, GatewayConfig, GatewayInput, HandoffConfig, ReplicaFacts, Reserves};
 
 use super::{choice, record};
 
@@ -26,13 +26,15 @@ choice! { DeliveryEvent, "delivery event" {
 record! {
     ReplicaFacts {
         replica, epoch, role_code, total_blocks, slots, round_tokens, context_tokens_max, speed_ppm, zone_rank,
+        domain,
     }
     GatewayConfig {
         epoch, run_seed, block_size_tokens, kv_token_bytes, gateways, queue_requests_max, queue_tokens_max,
         running_requests_max, deferred_requests_max, flows_max, tenants_max, replicas_max, context_tokens_max,
         queue_wait_max, starve, stale_load, stale_cache, overload_tick, no_progress, quota_window, order_rows,
         routing_rows, directory_keys_max, attempts_max, class_floor_blocks, class_slo_ttft, class_sheddable, reserves,
-        check_every_step,
+        handoff, check_every_step,
     }
+    HandoffConfig { timing, leases, transfers, prefill_tokens_min, topology, fallback }
     Reserves { failover_blocks, deploy_blocks, burst_blocks }
 }

@@ -3,7 +3,7 @@
 use penstock_base::codec::{DecodeError, Reader, Writer};
 use penstock_base::{
     BatchId, BlockKey, BlockRef, CancelCause, ClassRank, DispatchNumber, Duration, GatewayEpoch, Generation, Instant,
-    Outcome, RefuseReason, ReplicaEpoch, ReplicaId, RequestId, SeqId, Slot,
+    Outcome, RefuseReason, ReplicaEpoch, ReplicaId, RequestId, SeqId, Slot, TransferId,
 };
 
 use super::{Decode, Encode, record};
@@ -25,6 +25,7 @@ macro_rules! wrapped {
 
 wrapped! {
     GatewayEpoch, RequestId, ReplicaId, ReplicaEpoch, BatchId, DispatchNumber, Generation, Slot, Instant, Duration,
+    TransferId,
 }
 
 record! {

@@ -1,7 +1,8 @@
 //! What gateway and replica tell each other.
 
+use penstock_sched::handoff::{Open, Reserve};
 use penstock_sched::message::{
-    CacheEvent, Credit, Dispatch, FromReplica, Load, Progress, ReplicaStance, Report, ToReplica, Usage,
+    CacheEvent, Credit, Dispatch, FromReplica, Load, Ordered, Progress, ReplicaStance, Report, ToReplica, Usage,
 };
 
 use super::{choice, record};
@@ -11,6 +12,9 @@ choice! { ToReplica, "message to a replica" {
     1 => Cancel { request, attempt, outcome },
     2 => Stance(stance),
     3 => Policies(generation),
+    4 => Prefill(ordered),
+    5 => Decode(ordered),
+    6 => PeerUp(peer),
 } }
 
 choice! { FromReplica, "message of a replica" {
@@ -22,6 +26,7 @@ choice! { FromReplica, "message of a replica" {
     5 => Refuse { request, attempt, number, reason },
     6 => Ended { request, attempt, outcome, usage },
     7 => Cache { sequence, event },
+    8 => Party { side, said },
 } }
 
 choice! { CacheEvent, "cache event" {
@@ -31,6 +36,8 @@ choice! { CacheEvent, "cache event" {
 } }
 
 record! {
+    Ordered<Open> { number, transfer, to, order }
+    Ordered<Reserve> { number, transfer, to, order }
     Dispatch {
         number, manifest, attempt, class, max_output_tokens, reserve_output_tokens, expected_output_tokens,
     }

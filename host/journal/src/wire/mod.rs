@@ -6,6 +6,7 @@
 mod answer;
 mod effect;
 mod gateway;
+mod handoff;
 mod ids;
 mod message;
 mod plan;

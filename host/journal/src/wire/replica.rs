@@ -1,6 +1,6 @@
 //! The replica machine's inputs and configuration.
 
-use penstock_sched::replica::{FinishedTokens, ReplicaConfig, ReplicaInput, StepCost, Watermarks};
+use penstock_sched::replica::{FinishedTokens, HandoffInput, ReplicaConfig, ReplicaInput, StepCost, Watermarks};
 
 use super::{choice, record};
 
@@ -16,13 +16,23 @@ choice! { ReplicaInput, "replica input" {
     8 => Drain,
     9 => FlushCache,
     10 => Tick,
+    11 => Handoff(input),
+} }
+
+choice! { HandoffInput, "news of a hand-off" {
+    0 => OfSender(message),
+    1 => OfReceiver(message),
+    2 => Sealed { transfer, seal },
+    3 => Quiet(transfer),
+    4 => Fenced(transfer),
+    5 => Digested { transfer, sum },
 } }
 
 record! {
     FinishedTokens { seq, tokens, outcome }
     ReplicaConfig {
         replica, epoch, run_seed, blocks, block_size_tokens, slots, step_tokens, chunk_tokens, context_tokens_max,
-        inflight_max, ready_window, prefix_cache, watermarks, cost, victim_rows, eviction_rows, check_every_step,
+        inflight_max, ready_window, prefix_cache, watermarks, cost, victim_rows, eviction_rows, handoff, check_every_step,
     }
     Watermarks { low_ppm, high_ppm }
     StepCost { base_ns, prefill_token_ns, decode_row_ns, kv_token_ns }

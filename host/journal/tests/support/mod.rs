@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use penstock_base::plan::{BatchFailure, Plan, PlanOp, PlanRow, RowDone, Task, TokenSource};
 use penstock_base::*;
-use penstock_sched::gateway::{DeliveryEvent, GatewayConfig, GatewayInput, ReplicaFacts, Reserves};
+use penstock_sched::gateway::{DeliveryEvent, GatewayConfig, GatewayInput, HandoffConfig, ReplicaFacts, Reserves};
 use penstock_sched::message::*;
-use penstock_sched::replica::{FinishedTokens, ReplicaConfig, ReplicaInput, StepCost, Watermarks};
+use penstock_sched::replica::{FinishedTokens, HandoffInput, ReplicaConfig, ReplicaInput, StepCost, Watermarks};
 
 /// SplitMix64.
 pub struct Random(pub u64);
@@ -66,6 +66,7 @@ wrapped!(
     BatchId,
     DispatchNumber,
     Generation,
+    TransferId,
     Slot,
     Instant,
     Duration,
@@ -132,19 +133,20 @@ records! {
     RowDone { seq, accepted, stop }
     ReplicaFacts {
         replica, epoch, role_code, total_blocks, slots, round_tokens, context_tokens_max, speed_ppm, zone_rank,
+        domain,
     }
     GatewayConfig {
         epoch, run_seed, block_size_tokens, kv_token_bytes, gateways, queue_requests_max, queue_tokens_max,
         running_requests_max, deferred_requests_max, flows_max, tenants_max, replicas_max, context_tokens_max,
         queue_wait_max, starve, stale_load, stale_cache, overload_tick, no_progress, quota_window, order_rows,
         routing_rows, directory_keys_max, attempts_max, class_floor_blocks, class_slo_ttft, class_sheddable, reserves,
-        check_every_step,
+        handoff, check_every_step,
     }
     Reserves { failover_blocks, deploy_blocks, burst_blocks }
     FinishedTokens { seq, tokens, outcome }
     ReplicaConfig {
         replica, epoch, run_seed, blocks, block_size_tokens, slots, step_tokens, chunk_tokens, context_tokens_max,
-        inflight_max, ready_window, prefix_cache, watermarks, cost, victim_rows, eviction_rows, check_every_step,
+        inflight_max, ready_window, prefix_cache, watermarks, cost, victim_rows, eviction_rows, handoff, check_every_step,
     }
     Watermarks { low_ppm, high_ppm }
     StepCost { base_ns, prefill_token_ns, decode_row_ns, kv_token_ns }
@@ -248,6 +250,9 @@ choices! {
         1 => Self::Cancel { request: m(r), attempt: m(r), outcome: m(r) },
         2 => Self::Stance(m(r)),
         3 => Self::Policies(m(r)),
+        4 => Self::Prefill(m(r)),
+        5 => Self::Decode(m(r)),
+        6 => Self::PeerUp(m(r)),
     } with r;
     FromReplica {
         0 => Self::Report(m(r)),
@@ -260,6 +265,7 @@ choices! {
         5 => Self::Refuse { request: m(r), attempt: m(r), number: m(r), reason: m(r) },
         6 => Self::Ended { request: m(r), attempt: m(r), outcome: m(r), usage: m(r) },
         7 => Self::Cache { sequence: m(r), event: m(r) },
+        8 => Self::Party { side: m(r), said: m(r) },
     } with r;
     CacheEvent {
         0 => Self::Stored { key: m(r), depth: m(r) },
@@ -300,5 +306,108 @@ choices! {
         8 => Self::Drain,
         9 => Self::FlushCache,
         10 => Self::Tick,
+        11 => Self::Handoff(m(r)),
     } with r;
+    HandoffInput {
+        0 => Self::OfSender(m(r)),
+        1 => Self::OfReceiver(m(r)),
+        2 => Self::Sealed { transfer: m(r), seal: m(r) },
+        3 => Self::Quiet(m(r)),
+        4 => Self::Fenced(m(r)),
+        5 => Self::Digested { transfer: m(r), sum: m(r) },
+    } with r;
+}
+
+impl<T: Make> Make for Option<T> {
+    fn make(random: &mut Random) -> Self {
+        bool::make(random).then(|| T::make(random))
+    }
+}
+
+mod handoffs {
+    //! Hand-offs have few shapes of their own: the protocol's own test writes all of them.
+    use super::*;
+    use penstock_sched::handoff::{
+        Ack, Between, Caps, Envelope, Failure, Fallback, Grid, LeaseTerms, Open, Order, PartyConfig, Peer, Refusal,
+        Report, Reserve, Said, Seal, SenderWord, Side, Terms, Timing, ToReceiver, ToSender, Topology,
+    };
+
+    impl<T: Make> Make for Arc<[T]> {
+        fn make(random: &mut Random) -> Self {
+            Vec::make(random).into()
+        }
+    }
+    impl Make for Arc<Envelope> {
+        fn make(random: &mut Random) -> Self {
+            Arc::new(Envelope::make(random))
+        }
+    }
+    impl<B: Make> Make for Order<B> {
+        fn make(random: &mut Random) -> Self {
+            match random.below(5) {
+                0 => Self::Begin(m(random)),
+                1 => Self::Keep { echo: m(random) },
+                2 => Self::Probe,
+                3 => Self::Take,
+                _ => Self::Close { end_work: m(random) },
+            }
+        }
+    }
+    impl<B: Make> Make for Ordered<B> {
+        fn make(random: &mut Random) -> Self {
+            Self { number: m(random), transfer: m(random), to: m(random), order: m(random) }
+        }
+    }
+    impl<M: Make> Make for Between<M> {
+        fn make(random: &mut Random) -> Self {
+            Self { transfer: m(random), from: m(random), to: m(random), body: m(random) }
+        }
+    }
+    records! {
+        Peer { replica, epoch }
+        Caps { class, max_output_tokens, reserve_output_tokens, expected_output_tokens }
+        Open { manifest, attempt, destination, first_block, caps }
+        Reserve { manifest, attempt, source, caps }
+        Said { transfer, from, stamp, report }
+        ToReceiver { stamp, word }
+        Ack { base, mask, window, sealed }
+        Seal { sum, sampled_tokens }
+        Grid { first_block, blocks, chunk_blocks, layers, chunk_layers }
+        LeaseTerms { hold, write, grace }
+        Terms {
+            version, model, tokenizer, dtype_code, block_size_tokens, layers, layout, slices, transport_code, leases,
+        }
+        Envelope { terms, transfer, request, attempt, source, destination, input_tokens, grid }
+        Timing { repeat, reserve, open, bootstrap, waiting, transfer, settle }
+        PartyConfig {
+            me, terms, timing, transfers, window, inflight_chunks, held_blocks, chunk_blocks, chunk_layers, first_owner,
+            table_blocks,
+        }
+        HandoffConfig { timing, leases, transfers, prefill_tokens_min, topology, fallback }
+    }
+    choices! {
+        Topology { 0 => Self::Any, 1 => Self::Preferred, 2 => Self::Required } with _r;
+        Fallback { 0 => Self::AtSender, 1 => Self::Anew, 2 => Self::Never } with _r;
+        Side { 0 => Self::Sender, 1 => Self::Receiver } with _r;
+        Report {
+            0 => Self::Ready { first_block: m(r) },
+            1 => Self::Stuck(m(r)),
+            2 => Self::Taken,
+            3 => Self::Refused(m(r)),
+        } with r;
+        Refusal { 0 => Self::Congested, 1 => Self::NoBlocks { short_blocks: m(r) } } with r;
+        Failure { 0 => Self::Stalled, 1 => Self::PeerRefused(m(r)) } with r;
+        SenderWord {
+            0 => Self::Hello(m(r)),
+            1 => Self::Chunk { index: m(r), sent: m(r), arrived: m(r) },
+            2 => Self::Seal(m(r)),
+            3 => Self::Beat,
+        } with r;
+        ToSender {
+            0 => Self::Welcome { blocks: m(r), echo: m(r), ack: m(r) },
+            1 => Self::Ack { echo: m(r), ack: m(r) },
+            2 => Self::Refuse(m(r)),
+            3 => Self::Failed(m(r)),
+        } with r;
+    }
 }

@@ -81,6 +81,7 @@ impl<P: Seated> House<P> {
             context_tokens_max: config.context_tokens_max,
             speed_ppm: 1_000_000,
             zone_rank: 0,
+            domain: 0,
         };
         let gateway = GatewayConfig { check_every_step: false, ..GatewayConfig::default() };
         let mail = [Mail::ToGateway(GatewayInput::ReplicaUp(facts)), Mail::ToReplica(ReplicaInput::GatewayUp(GATEWAY))];

@@ -17,6 +17,7 @@ impl State {
         self.outputs.check()?;
         self.directory.check(|replica| self.replicas.table.get(replica).is_some_and(|at| at.cache.complete))?;
         self.check_holdings()?;
+        self.check_handoffs()?;
         self.check_waiting()?;
         self.check_owners()
     }

@@ -23,7 +23,7 @@ impl State {
     /// Sequences that may be started now: credit of ready replicas that is not withheld, within the bound on running requests.
     fn takeable(&self) -> u64 {
         let room = self.config.running_requests_max - self.running_requests;
-        let free = self.replicas.iter_ready().filter(|(_, replica)| replica.withheld_for == NONE);
+        let free = self.replicas.iter_ready().filter(|(_, replica)| replica.decodes() && replica.withheld_for == NONE);
         let credits = free.map(|(_, replica)| replica.credit());
         let usable = credits.filter(|credit| credit.blocks > 0 && credit.prefill_tokens > 0);
         usable.map(|credit| u64::from(credit.requests)).sum::<u64>().min(u64::from(room))

@@ -11,6 +11,7 @@ use super::replicas::Uncovered;
 use super::request::{Compute, Place};
 use super::seats::Cx;
 use super::table::NONE;
+use crate::handoff::Peer;
 use crate::message::{CacheEvent, FromReplica, Progress, Report, Usage};
 
 /// Why a ranked row came to nothing, as facts number it.
@@ -25,12 +26,18 @@ impl State {
         match message {
             FromReplica::Report(report) => self.take_report(at, &report, cx),
             FromReplica::Cache { sequence, event } => self.take_cache_event(at, sequence, event, cx),
+            FromReplica::Party { side, said } => self.hear_party(side, said, cx),
             FromReplica::Started { request, attempt, cached_tokens } => {
                 let Some(slot) = self.attempt_at(at, request, attempt) else { return self.stale(cx) };
                 self.started(slot, at, cached_tokens, cx);
             }
             FromReplica::Progress(progress) => {
-                let Some(slot) = self.attempt_at(at, progress.request, progress.attempt) else { return self.stale(cx) };
+                let Some(slot) = self.attempt_at(at, progress.request, progress.attempt) else {
+                    return match self.sent_from(at, progress.request, progress.attempt) {
+                        Some(slot) => self.prefilled_elsewhere(slot, &progress),
+                        None => self.stale(cx),
+                    };
+                };
                 self.progressed(slot, at, &progress, cx);
             }
             FromReplica::Preempted { request, attempt, computed_tokens, freed_blocks, cause_code } => {
@@ -85,6 +92,7 @@ impl State {
         if !self.replicas.take_report(at, report, self.now, uncovered) {
             return self.stale(cx);
         }
+        self.cover_lending(at, report.covers);
         let replica = &mut self.replicas.table[at];
         if replica.cache.complete && report.cache_sequence == replica.cache.sequence {
             replica.cache.as_of = report.as_of.min(self.now);
@@ -193,7 +201,7 @@ impl State {
     }
 
     /// From its replica back into the queue, with nothing computed that counts; the fact undoes the `taken`.
-    fn come_back(&mut self, slot: u32, reason: u64, cx: &mut Cx<'_>) {
+    pub(super) fn come_back(&mut self, slot: u32, reason: u64, cx: &mut Cx<'_>) {
         let request = &mut self.requests.table[slot];
         let fact = Skipped {
             request_id: request.manifest.request.0,
@@ -257,6 +265,7 @@ impl State {
             return self.stale(cx);
         }
         self.stance.repeat_now();
+        self.tell_peer_up(Peer { replica: facts.replica, epoch: facts.epoch }, cx);
         let fact = ReplicaUp {
             replica_id: u64::from(facts.replica.0),
             replica_epoch: facts.epoch.0,
@@ -294,6 +303,7 @@ impl State {
             }
             self.lose(slot, cx);
         }
+        self.lose_party(replica, epoch, cx);
         self.directory.drop_replica(at);
         self.replicas.remove(at);
         let fact = ReplicaDown {
@@ -310,6 +320,7 @@ impl State {
 
     /// Its replica is lost.
     fn lose(&mut self, slot: u32, cx: &mut Cx<'_>) {
+        self.cancel_handoff(slot, cx);
         let request = &mut self.requests.table[slot];
         let again = request.place.at_replica().is_some()
             && request.compute == Compute::Prefilling

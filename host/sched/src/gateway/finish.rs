@@ -65,6 +65,14 @@ impl State {
             return;
         }
         match request.place {
+            // Nobody decodes it yet: the hand-off's parties let go of it, and hold nothing that would have to be waited for.
+            Place::Running { .. } if request.run.transfer.is_some() => {
+                let end = End { usage: request.usage(), ..end };
+                self.cancel_handoff(slot, cx);
+                self.leave_replica(slot);
+                self.tell_end(slot, end, cx);
+                self.settle(slot, &end, cx);
+            }
             Place::Running { replica } => {
                 let (id, attempt) = (request.manifest.request, request.attempt);
                 request.place = Place::Settling { replica };

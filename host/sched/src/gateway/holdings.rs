@@ -17,7 +17,23 @@ pub(super) struct Inflight {
 
 impl State {
     /// Puts a request that has just left the queue at a replica, debited.
-    pub(super) fn join_replica(&mut self, slot: u32, replica: u32, need: Need, predicted_cached_tokens: u32) {
+    pub(super) fn join_replica(
+        &mut self,
+        slot: u32,
+        replica: u32,
+        need: Need,
+        (predicted_cached_tokens, uncached_tokens): (u32, u64),
+    ) {
+        self.hold_at(slot, replica, need, uncached_tokens);
+        let request = &mut self.requests.table[slot];
+        request.run.predicted_cached_tokens = predicted_cached_tokens;
+        let moved = request.move_to(Compute::Prefilling);
+        debug_assert!(moved, "only a queued request is dispatched");
+        self.requests.retime(slot, &self.config);
+    }
+
+    /// Debits what a request holds at a replica from now on; `unsettled_tokens` of its prompt were told as taken.
+    pub(super) fn hold_at(&mut self, slot: u32, replica: u32, need: Need, unsettled_tokens: u64) {
         let now = self.now;
         let request = &mut self.requests.table[slot];
         let expected = u64::from(request.expected_output_tokens.min(request.max_output_tokens))
@@ -29,14 +45,11 @@ impl State {
         request.run = Run {
             number: at.dispatched,
             need,
-            predicted_cached_tokens,
             dispatched_at: now,
             expected_left: expected,
-            unsettled_tokens: need.prefill_tokens,
+            unsettled_tokens,
             ..Run::default()
         };
-        let moved = request.move_to(Compute::Prefilling);
-        debug_assert!(moved, "only a queued request is dispatched");
         at.requests.push_back(&mut self.requests.inner, slot);
         if at.first_uncovered == NONE {
             at.first_uncovered = slot;
@@ -56,7 +69,6 @@ impl State {
             tenant.reserved_blocks += need.blocks;
         });
         self.requests.tpot.set(slot, tpot.0, u64::from(slot));
-        self.requests.retime(slot, &self.config);
     }
 
     /// Takes a dispatched or settling request from its replica: it holds nothing there any more. Its place is to be set by the caller.

@@ -5,10 +5,12 @@ use alloc::vec::Vec;
 
 use penstock_base::{
     CancelCause, ClassRank, Duration, GatewayEpoch, Generation, Manifest, Outcome, ReplicaEpoch, ReplicaId, RequestId,
+    TransferId,
 };
 
 use penstock_policy_api::FallbackReason;
 
+use crate::handoff::{End, Fallback, LeaseTerms, Timing, Topology};
 use crate::message::{FromReplica, ToReplica, Usage};
 
 /// One thing that happened. The set is closed: a new feature is a new variant here.
@@ -81,7 +83,7 @@ pub struct ReplicaFacts {
     pub replica: ReplicaId,
     /// Its incarnation.
     pub epoch: ReplicaEpoch,
-    /// 1 prefill, 2 decode, 3 both.
+    /// 1 computes prompts for others, 2 decodes what others computed (and whole requests), 3 whole requests alone.
     pub role_code: u8,
     /// Pool size.
     pub total_blocks: u32,
@@ -95,6 +97,8 @@ pub struct ReplicaFacts {
     pub speed_ppm: u64,
     /// Distance: 0 process, 1 host, 2 zone, 3 region, 4 other.
     pub zone_rank: u8,
+    /// Where it is, for hand-offs: a host, a rack, whatever bandwidth depends on. Equal is near.
+    pub domain: u32,
 }
 
 /// What the driver must do. In order.
@@ -196,6 +200,26 @@ pub enum GatewayEvent {
     HeldCredit {
         /// Whose credit.
         replica: ReplicaId,
+    },
+    /// The prompt of a request is to be computed at one replica, and decoded at another.
+    HandoffBegun {
+        /// Which request.
+        request: RequestId,
+        /// By which hand-off.
+        transfer: TransferId,
+        /// Who computes the prompt.
+        sender: ReplicaId,
+        /// Who decodes.
+        receiver: ReplicaId,
+    },
+    /// How that ended.
+    HandoffEnded {
+        /// Which request.
+        request: RequestId,
+        /// Which hand-off.
+        transfer: TransferId,
+        /// How.
+        end: End,
     },
     /// Nothing moved for longer than the watchdog allows although work waits and a replica is ready.
     NoProgress,
@@ -307,8 +331,27 @@ pub struct GatewayConfig {
     pub class_sheddable: [bool; ClassRank::COUNT],
     /// Capacity kept back.
     pub reserves: Reserves,
+    /// How requests are handed off between replicas that compute prompts and replicas that decode; none is not at all.
+    pub handoff: Option<HandoffConfig>,
     /// Run the full walk over the invariants at every step.
     pub check_every_step: bool,
+}
+
+/// When and how a request's prompt is computed at one replica and its answer at another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HandoffConfig {
+    /// Patience.
+    pub timing: Timing,
+    /// As in the terms of the replicas.
+    pub leases: LeaseTerms,
+    /// Hand-offs at once, those that are being closed included.
+    pub transfers: u32,
+    /// Fewer prompt tokens to compute than this are not worth a transfer: the replica that decodes computes them too.
+    pub prefill_tokens_min: u32,
+    /// How much it matters that both ends are near each other.
+    pub topology: Topology,
+    /// What a request falls back to when its hand-off does not come about.
+    pub fallback: Fallback,
 }
 
 impl GatewayConfig {
@@ -329,6 +372,10 @@ impl GatewayConfig {
             routing_rows: self.routing_rows.clamp(1, limits::ROUTING_ROWS_MAX),
             directory_keys_max: self.directory_keys_max.clamp(1, limits::DIRECTORY_KEYS_MAX),
             attempts_max: self.attempts_max.max(1),
+            handoff: self.handoff.map(|handoff| HandoffConfig {
+                transfers: handoff.transfers.clamp(1, limits::HANDOFF_COORDINATED_MAX),
+                ..handoff
+            }),
             ..self
         }
     }
@@ -377,6 +424,7 @@ impl Default for GatewayConfig {
             class_slo_ttft: [Duration::MAX; ClassRank::COUNT],
             class_sheddable: [true, true, true, false, false, false, false, false],
             reserves: Reserves::default(),
+            handoff: None,
             check_every_step: cfg!(debug_assertions),
         }
     }

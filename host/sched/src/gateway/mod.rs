@@ -3,7 +3,7 @@
 //! One step: time passes (timers, windows, facts), the input is taken, and then whatever it made possible is done: overload is asked,
 //! deferred requests are asked about again, and while some replica grants credit and something waits, requests are placed.
 //!
-//! - Entering: `admit`, `ledger`, `stance`. Waiting: `queue`, `flows`, `window`. Placing: `dispatch`, `place`,
+//! - Entering: `admit`, `ledger`, `stance`. Waiting: `queue`, `flows`, `window`. Placing: `dispatch`, `place`, `handoff`,
 //!   `directory`, `lead`. Replicas: `replicas`, `holdings`, `feedback`. Ending: `finish`.
 //! - What policies are told: `signals`, `facts`. What gives way: `overload`, `stance`. Is it sound: `check`,
 //!   `verify`, `watch`.
@@ -18,6 +18,7 @@ mod facts;
 mod feedback;
 mod finish;
 mod flows;
+mod handoff;
 mod heap;
 mod holdings;
 mod io;
@@ -43,8 +44,8 @@ mod window;
 
 pub use digest::Digest;
 pub use io::{
-    DeliveryEvent, GatewayConfig, GatewayEffect, GatewayEffects, GatewayEvent, GatewayInput, NO_REPLICA, RANKED_TOLD,
-    ReplicaFacts, Reserves, RoutingMade, fallback_code,
+    DeliveryEvent, GatewayConfig, GatewayEffect, GatewayEffects, GatewayEvent, GatewayInput, HandoffConfig, NO_REPLICA,
+    RANKED_TOLD, ReplicaFacts, Reserves, RoutingMade, fallback_code,
 };
 pub use observe::{GatewayCounters, ReplicaView};
 pub use request::{Compute, Delivery};
@@ -118,6 +119,8 @@ struct State {
     early_asked_at: Instant,
     /// Something was given back since then.
     capacity_freed: bool,
+    /// Requests whose prompt and answer are computed at two replicas; none when that is off.
+    handoffs: Option<handoff::Handoffs>,
     /// Requests that routing holds.
     held: List,
     /// Requests that wait for the credit of a named replica.
@@ -175,6 +178,7 @@ impl Gateway {
             deferred_tokens: 0,
             early_asked_at: now,
             capacity_freed: false,
+            handoffs: handoff::Handoffs::new(&config, now),
             held: List::default(),
             reserved_requests: 0,
             inflight: [Inflight::default(); ClassRank::COUNT],
@@ -249,6 +253,7 @@ impl State {
         self.facts.refresh(cx.policies);
         self.ledger.roll(self.now);
         self.run_timers(cx);
+        self.keep_handoff_time(cx);
         let came = |due: Instant| before < due && due <= self.now;
         if came(self.starve_at) || came(self.keep_due()) {
             self.wants_dispatch = true;
@@ -289,6 +294,7 @@ impl State {
             self.watch.next_due(),
             self.early_ask_due(),
             self.starve_at,
+            self.handoffs.as_ref().map_or(Instant::NEVER, handoff::Handoffs::next_wake),
             Some(self.keep_due()).filter(|due| *due > self.now).unwrap_or(Instant::NEVER),
             flow_gone,
         ];

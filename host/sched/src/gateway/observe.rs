@@ -31,6 +31,12 @@ pub struct GatewayCounters {
     pub keeps_ended: u64,
     /// Replicas that were not taken because too many are known.
     pub replicas_beyond_limit: u64,
+    /// Requests that were computed at one replica and decoded at another.
+    pub handed_off: u64,
+    /// Requests that were to be, and stayed where their prompt was computed.
+    pub kept_at_sender: u64,
+    /// Requests that were to be, and went the whole path as a new attempt.
+    pub handed_back: u64,
 }
 
 /// One replica, as the gateway sees it.

@@ -9,10 +9,11 @@ use penstock_policy_api::{
 use super::State;
 use super::directory::Overlaps;
 use super::finish::End;
+use super::handoff::Way;
 use super::io::{GatewayEffect, GatewayEvent, NO_REPLICA, RANKED_TOLD, RoutingMade};
 use super::replicas::Replica;
 use super::request::{Need, Place, Ranked, Request};
-use super::seats::Cx;
+use super::seats::{Cx, Scratch};
 use super::signals::{ReplicaRows, RoutingFacts};
 use super::table::NONE;
 use crate::message::{Dispatch, ToReplica};
@@ -49,12 +50,12 @@ pub(super) enum Placed {
 }
 
 impl State {
-    /// The hard filter for a request: ready, takes whole requests, and large enough.
+    /// The hard filter for a request: ready, decodes, and large enough.
     fn filter(&self, request: &Request) -> impl Fn(&Replica) -> bool + use<> {
         let need = Need { slots: u32::from(request.manifest.sequences), prefill_tokens: 1, blocks: 0 };
         let finish = request.finish_blocks(self.config.block_size_tokens);
         let longest = u64::from(request.manifest.input_tokens) + u64::from(request.max_output_tokens);
-        move |replica| !replica.draining && replica.facts.role_code == 3 && replica.fits(&need, finish, longest)
+        move |replica| !replica.draining && replica.decodes() && replica.fits(&need, finish, longest)
     }
 
     /// Replicas that pass the hard filter. By id.
@@ -99,6 +100,9 @@ impl State {
             return self.no_fit(slot, short, cx);
         }
         self.directory.overlaps(&self.requests.table[slot].manifest.keys, &mut cx.seats.scratch.overlaps);
+        if !self.may_be_computed(slot, blocks, &cx.seats.scratch) {
+            return Placed::NoCredit;
+        }
         self.deliver_facts(Decision::Routing, cx);
         let rows = cx.policies.routing().terms().window(self.config.routing_rows);
         self.choose_candidates(slot, rows, cx);
@@ -117,7 +121,8 @@ impl State {
                 self.forget_ranking(slot);
                 otherwise = RoutingMade::NotHeld;
             }
-            RoutingDecision::Place { ranked, wait_us, .. } => {
+            RoutingDecision::Place { ranked, wait_us, colocate } => {
+                self.requests.table[slot].wait.colocate = colocate;
                 let mut order = Ranked::default();
                 for row in ranked.as_slice() {
                     let Some(replica) = cx.seats.scratch.candidates.get(*row as usize) else { continue };
@@ -144,6 +149,20 @@ impl State {
         Placed::NoFit { short_blocks: 0 }
     }
 
+    /// Is there room for its prompt as well as for its answer? Asked before the policy is: without it the answer would come to nothing.
+    fn may_be_computed(&self, slot: u32, blocks: u64, scratch: &Scratch) -> bool {
+        let request = &self.requests.table[slot];
+        let Some(handoff) = self.config.handoff.filter(|_| self.may_split(request)) else { return true };
+        let computes_itself = |replica: u32| {
+            let at = &self.replicas.table[replica];
+            let (need, _) = self.need_at(request, replica, &scratch.overlaps);
+            self.takes_now(slot, at, blocks) && need.prefill_tokens < u64::from(handoff.prefill_tokens_min)
+        };
+        let need = self.need_of_prompt(request, 0);
+        self.replicas.iter_ready().any(|(_, at)| at.facts.role_code == 1 && at.covers(&need))
+            || scratch.eligible.iter().any(|replica| computes_itself(*replica))
+    }
+
     /// Says what became of an answer about where a request runs.
     fn note_routed(&self, slot: u32, call: u64, made: RoutingMade, cx: &mut Cx<'_>) {
         let request = &self.requests.table[slot];
@@ -167,14 +186,20 @@ impl State {
         Placed::Ended
     }
 
+    /// What a placement is for: the replica that decodes is chosen first.
+    fn phase_of(&self, request: &Request) -> RoutingPhase {
+        if self.may_split(request) { RoutingPhase::Decode } else { RoutingPhase::Whole }
+    }
+
     fn ask_routing(&mut self, slot: u32, cx: &mut Cx<'_>) -> Asked<RoutingDecision> {
         let asked = {
             let seats = &mut *cx.seats;
             let request = &self.requests.table[slot];
             let record = request.record();
-            let place = PlaceAsked { request: &record, phase: RoutingPhase::Whole };
+            let phase = self.phase_of(request);
+            let place = PlaceAsked { request: &record, phase };
             let eligible = seats.scratch.eligible.len() as u64;
-            let facts = RoutingFacts { state: self, request, eligible };
+            let facts = RoutingFacts { state: self, request, eligible, peer: None };
             let scratch = &seats.scratch;
             let rows = ReplicaRows::for_routing(self, &scratch.candidates, request, &scratch.overlaps);
             seats.routing.ask(cx.policies.routing(), self.now, place, &facts, &rows)
@@ -298,8 +323,8 @@ impl State {
             return false;
         }
         let record = request.record();
-        let place = PlaceAsked { request: &record, phase: RoutingPhase::Whole };
-        let facts = RoutingFacts { state: self, request, eligible: candidates.len() as u64 };
+        let place = PlaceAsked { request: &record, phase: self.phase_of(request) };
+        let facts = RoutingFacts { state: self, request, eligible: candidates.len() as u64, peer: None };
         let scratch = &mut seats.scratch;
         let rows = ReplicaRows::for_routing(self, &scratch.candidates, request, &scratch.overlaps);
         seats.routing.rank_natively(place, &facts, &rows, &mut scratch.native);
@@ -319,10 +344,17 @@ impl State {
         if how == How::Host || matches!(request.place, Place::Reserved { .. }) {
             self.directory.overlaps(&request.manifest.keys, &mut cx.seats.scratch.overlaps);
         }
-        let (need, cached) = self.need_at(request, replica, &cx.seats.scratch.overlaps);
+        let (mut need, cached) = self.need_at(request, replica, &cx.seats.scratch.overlaps);
         let wait = request.waited(self.now);
+        let uncached = need.prefill_tokens;
+        let way = self.way_of(slot, replica, u32::try_from(uncached).unwrap_or(u32::MAX), cx);
+        match way {
+            Way::Whole => {}
+            Way::Split(_) => need.prefill_tokens = 0,
+            Way::Wait => return false,
+        }
         self.leave_queue(slot);
-        self.join_replica(slot, replica, need, cached);
+        self.join_replica(slot, replica, need, (cached, uncached));
         let request = &mut self.requests.table[slot];
         let named = (replica, self.replicas.table[replica].facts.epoch);
         request.run.rank_taken = request.wait.ranked.rank_of(named);
@@ -339,11 +371,17 @@ impl State {
         };
         let attempt = request.attempt;
         self.digest.add(&[4, manifest.request.0, u64::from(facts.replica.0), dispatch.number.0, u64::from(attempt)]);
-        cx.effects.push(GatewayEffect::Send {
-            replica: facts.replica,
-            epoch: facts.epoch,
-            message: ToReplica::Dispatch(dispatch),
-        });
+        if let Way::Split(sender) = way {
+            let cached = cx.seats.scratch.overlaps.blocks(sender).min(self.replicas.table[sender].known_blocks());
+            let cached = self.overlap_tokens(&manifest, cached);
+            self.begin_handoff(slot, sender, cached, cx);
+        } else {
+            cx.effects.push(GatewayEffect::Send {
+                replica: facts.replica,
+                epoch: facts.epoch,
+                message: ToReplica::Dispatch(dispatch),
+            });
+        }
         cx.effects.push(GatewayEffect::Dispatched {
             request: manifest.request,
             replica: facts.replica,
@@ -362,7 +400,7 @@ impl State {
         let fact = Taken {
             request_id: manifest.request.0,
             flow_id: manifest.flow.0,
-            uncached_tokens: need.prefill_tokens,
+            uncached_tokens: uncached,
             blocks: need.blocks,
             by_policy_flag: u64::from(how == How::Policy),
             wait_us: wait.as_us(),

@@ -37,6 +37,8 @@ pub(super) struct Replica {
     pub inflight_prefill_tokens: u64,
     /// What the uncovered ones were debited.
     pub uncovered: Need,
+    /// What it spends on prompts for other replicas, as far as no report covers it.
+    pub lent: Need,
     /// How many are uncovered.
     pub uncovered_requests: u32,
     /// Output tokens that all of them are still expected to produce.
@@ -109,6 +111,7 @@ impl Replica {
             inflight: Need::default(),
             inflight_prefill_tokens: 0,
             uncovered: Need::default(),
+            lent: Need::default(),
             uncovered_requests: 0,
             expected_left: 0,
             refused: None,
@@ -129,10 +132,23 @@ impl Replica {
             return Credit::default();
         };
         Credit {
-            requests: report.credit.requests.saturating_sub(self.uncovered.slots),
-            prefill_tokens: report.credit.prefill_tokens.saturating_sub(self.uncovered.prefill_tokens),
-            blocks: report.credit.blocks.saturating_sub(self.uncovered.blocks),
+            requests: report.credit.requests.saturating_sub(self.uncovered.slots + self.lent.slots),
+            prefill_tokens: report
+                .credit
+                .prefill_tokens
+                .saturating_sub(self.uncovered.prefill_tokens + self.lent.prefill_tokens),
+            blocks: report.credit.blocks.saturating_sub(self.uncovered.blocks + self.lent.blocks),
         }
+    }
+
+    /// Are answers computed here?
+    pub fn decodes(&self) -> bool {
+        self.facts.role_code >= 2
+    }
+
+    /// Blocks of a prompt that the index may be believed to find here: none while it is incomplete.
+    pub fn known_blocks(&self) -> u32 {
+        if self.cache.complete { u32::MAX } else { 0 }
     }
 
     /// Does its credit cover `need` now?

@@ -6,7 +6,7 @@
 use alloc::sync::Arc;
 
 use penstock_base::limits::RANKED_MAX;
-use penstock_base::{ClassRank, DispatchNumber, Duration, Instant, Manifest, Outcome, ReplicaEpoch};
+use penstock_base::{ClassRank, DispatchNumber, Duration, Instant, Manifest, Outcome, ReplicaEpoch, TransferId};
 use penstock_policy_api::RequestRecord;
 
 use super::io::DeliveryEvent;
@@ -220,6 +220,10 @@ pub(super) struct Wait {
     pub withheld: u32,
     /// What routing ranked, as replica slots; the next ones are tried when a wait ends or a replica refuses.
     pub ranked: Ranked,
+    /// A hand-off came to nothing: one replica does all of it.
+    pub whole: bool,
+    /// Routing said that the replica which decodes computes the prompt as well.
+    pub colocate: bool,
     /// Who holds its prompt's lead, as last looked up.
     pub lead: Lead,
     /// Time held or reserved, all together.
@@ -300,6 +304,8 @@ pub(super) struct Run {
     pub emitted: bool,
     /// Preemptions reported.
     pub preemptions: u32,
+    /// Its prompt is computed elsewhere, by this hand-off, and nobody decodes it yet.
+    pub transfer: Option<TransferId>,
     /// Which row of the ranking took it, from 0; the length of the ranking when none of them did.
     pub rank_taken: u8,
 }
@@ -327,6 +333,8 @@ impl Wait {
             skipped_round: 0,
             withheld: NONE,
             ranked: Ranked::default(),
+            whole: false,
+            colocate: false,
             lead: Lead::default(),
             held: Duration::ZERO,
             held_since: Instant::NEVER,

@@ -71,6 +71,8 @@ pub(super) struct Scratch {
     pub eligible: Vec<u32>,
     /// The window over them, by id.
     pub candidates: Vec<u32>,
+    /// Replica slots that could compute a prompt for another one, best first.
+    pub senders: Vec<u32>,
     /// What a native ranking answered.
     pub native: Vec<u32>,
     /// Actions of a stance.
@@ -153,6 +155,7 @@ impl Scratch {
             ranked: Vec::with_capacity(rows),
             eligible: Vec::with_capacity(replicas),
             candidates: Vec::with_capacity(replicas),
+            senders: Vec::with_capacity(replicas),
             native: Vec::with_capacity(replicas),
             actions: Vec::with_capacity(ACTIONS_MAX),
             overlaps: Overlaps::with_capacity(replicas),

@@ -8,12 +8,14 @@ use penstock_base::limits::FINISHED_REQUESTS_KEPT;
 use penstock_base::time::MonotoneNow;
 use penstock_base::{
     ClassRank, DispatchNumber, Duration, Generation, Instant, Manifest, Outcome, ReplicaEpoch, ReplicaId, RequestId,
+    TransferId,
 };
 
 use super::directory::Directory;
 use super::estimate::OutputEstimator;
 use super::facts::Facts;
 use super::flows::Flows;
+use super::handoff::Handoffs;
 use super::holdings::Inflight;
 use super::io::{GatewayConfig, ReplicaFacts};
 use super::lead::Lead;
@@ -34,7 +36,7 @@ use super::{Digest, Gateway, GatewayCounters, State};
 use crate::message::{Credit, Load, Report};
 
 /// Grows with every change of the format.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 impl Gateway {
     /// Writes the state. Configuration is not part of it.
@@ -87,6 +89,7 @@ impl State {
         out.u64(self.deferred_tokens);
         out.u64(self.early_asked_at.0);
         out.bool(self.capacity_freed);
+        out.option(self.handoffs.as_ref(), |w, handoffs| handoffs.encode(w));
         self.held.encode(out);
         out.u32(self.reserved_requests);
         for class in &self.inflight {
@@ -130,6 +133,13 @@ impl State {
             deferred_tokens: from.u64()?,
             early_asked_at: Instant(from.u64()?),
             capacity_freed: from.bool()?,
+            handoffs: {
+                let handoffs = from.option(|from| Handoffs::decode(&config, from))?;
+                if handoffs.is_some() != config.handoff.is_some() {
+                    return Err(DecodeError::Invalid("hand-offs"));
+                }
+                handoffs
+            },
             held: List::decode(from)?,
             reserved_requests: from.u32()?,
             inflight: {
@@ -170,7 +180,7 @@ fn decode_queue(from: &mut Reader<'_>) -> Result<Queue, DecodeError> {
 }
 
 impl GatewayCounters {
-    fn fields(&self) -> [u64; 11] {
+    fn fields(&self) -> [u64; 14] {
         [
             self.arrived,
             self.ended,
@@ -183,6 +193,9 @@ impl GatewayCounters {
             self.withheld,
             self.keeps_ended,
             self.replicas_beyond_limit,
+            self.handed_off,
+            self.kept_at_sender,
+            self.handed_back,
         ]
     }
 
@@ -203,6 +216,9 @@ impl GatewayCounters {
             withheld: from.u64()?,
             keeps_ended: from.u64()?,
             replicas_beyond_limit: from.u64()?,
+            handed_off: from.u64()?,
+            kept_at_sender: from.u64()?,
+            handed_back: from.u64()?,
         })
     }
 }
@@ -321,6 +337,8 @@ fn encode_wait(wait: &Wait, out: &mut Writer) {
     out.u32(wait.skips);
     out.u64(wait.skipped_round);
     out.u32(wait.withheld);
+    out.bool(wait.whole);
+    out.bool(wait.colocate);
     for (replica, epoch) in &wait.ranked.rows {
         out.u32(*replica);
         out.u64(epoch.0);
@@ -342,6 +360,8 @@ fn decode_wait(from: &mut Reader<'_>) -> Result<Wait, DecodeError> {
         skips: from.u32()?,
         skipped_round: from.u64()?,
         withheld: from.u32()?,
+        whole: from.bool()?,
+        colocate: from.bool()?,
         ranked: {
             let mut ranked = Ranked::default();
             for row in &mut ranked.rows {
@@ -375,6 +395,7 @@ fn encode_run(run: &Run, out: &mut Writer) {
     out.u64(run.unsettled_tokens);
     out.bool(run.emitted);
     out.u32(run.preemptions);
+    out.option(run.transfer, |w, transfer| w.u64(transfer.0));
     out.u8(run.rank_taken);
 }
 
@@ -393,6 +414,7 @@ fn decode_run(from: &mut Reader<'_>) -> Result<Run, DecodeError> {
         unsettled_tokens: from.u64()?,
         emitted: from.bool()?,
         preemptions: from.u32()?,
+        transfer: from.option(Reader::u64)?.map(TransferId),
         rank_taken: from.u8()?,
     })
 }
@@ -430,6 +452,7 @@ fn encode_replica(replica: &Replica, out: &mut Writer) {
     out.u32(facts.context_tokens_max);
     out.u64(facts.speed_ppm);
     out.u8(facts.zone_rank);
+    out.u32(facts.domain);
     out.bool(replica.draining);
     out.u64(replica.since.0);
     out.option(replica.report.as_ref(), |out, report| encode_report(report, out));
@@ -439,6 +462,7 @@ fn encode_replica(replica: &Replica, out: &mut Writer) {
     encode_need(&replica.inflight, out);
     out.u64(replica.inflight_prefill_tokens);
     encode_need(&replica.uncovered, out);
+    encode_need(&replica.lent, out);
     out.u32(replica.uncovered_requests);
     out.u64(replica.expected_left);
     out.option(replica.refused, |out, number| out.u64(number.0));
@@ -461,6 +485,7 @@ fn decode_replica(from: &mut Reader<'_>) -> Result<Replica, DecodeError> {
             context_tokens_max: from.u32()?,
             speed_ppm: from.u64()?,
             zone_rank: from.u8()?,
+            domain: from.u32()?,
         },
         draining: from.bool()?,
         since: Instant(from.u64()?),
@@ -471,6 +496,7 @@ fn decode_replica(from: &mut Reader<'_>) -> Result<Replica, DecodeError> {
         inflight: decode_need(from)?,
         inflight_prefill_tokens: from.u64()?,
         uncovered: decode_need(from)?,
+        lent: decode_need(from)?,
         uncovered_requests: from.u32()?,
         expected_left: from.u64()?,
         refused: from.option(|from| Ok(DispatchNumber(from.u64()?)))?,

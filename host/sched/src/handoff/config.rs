@@ -84,7 +84,7 @@ impl PartyConfig {
         }
     }
 
-    pub(super) fn clamped(mut self) -> Self {
+    pub(crate) fn clamped(mut self) -> Self {
         self.transfers = self.transfers.clamp(1, HANDOFF_TRANSFERS_MAX);
         self.window = self.window.clamp(1, HANDOFF_WINDOW_MAX);
         self.inflight_chunks = self.inflight_chunks.max(1);

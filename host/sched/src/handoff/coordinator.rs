@@ -14,6 +14,8 @@
 //! take; another one only when the first has said that it never will, is a dead incarnation, or holds no lease any more. So there is one
 //! owner at every moment, and it changes once.
 
+mod snapshot;
+
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -22,7 +24,7 @@ use penstock_base::{Duration, Instant, Manifest, RequestId, TransferId};
 
 use super::config::CoordinatorConfig;
 use super::lease::Granted;
-use super::message::{Failure, Open, Order, Peer, Refusal, Report, Reserve, Said};
+use super::message::{Caps, Failure, Open, Order, Peer, Refusal, Report, Reserve, Said};
 use super::slots::Slots;
 
 /// What a request may fall back to when its hand-off does not come about. Chosen for each request.
@@ -47,8 +49,8 @@ pub struct Ask {
     pub sender: Peer,
     /// Where it is decoded.
     pub receiver: Peer,
-    /// Output whose blocks are promised with the prompt's.
-    pub reserve_output_tokens: u32,
+    /// What its output may come to.
+    pub caps: Caps,
     /// What else may be done.
     pub fallback: Fallback,
 }
@@ -554,7 +556,7 @@ impl Coordinator {
                     manifest: ask.manifest.clone(),
                     attempt: ask.attempt,
                     source: ask.sender,
-                    reserve_output_tokens: ask.reserve_output_tokens,
+                    caps: ask.caps,
                 });
                 out.push(CoordinatorEffect::ToReceiver { transfer, to: receiver.peer, order });
             }
@@ -564,6 +566,7 @@ impl Coordinator {
                     attempt: ask.attempt,
                     destination: ask.receiver,
                     first_block: entry.first_block,
+                    caps: ask.caps,
                 });
                 out.push(CoordinatorEffect::ToSender { transfer, to: sender.peer, order });
             }

@@ -74,6 +74,11 @@ impl Lease {
     }
 }
 
+super::codec::record! {
+    Lease { since, until, length, firm, next_ask }
+    Granted { until }
+}
+
 /// The granter's side: what it has let another one believe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Granted {

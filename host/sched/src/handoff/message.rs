@@ -6,7 +6,7 @@
 use alloc::sync::Arc;
 use core::fmt;
 
-use penstock_base::{BlockRef, Instant, Manifest, ReplicaEpoch, ReplicaId, TransferId};
+use penstock_base::{BlockRef, ClassRank, Instant, Manifest, ReplicaEpoch, ReplicaId, TransferId};
 
 use super::terms::{Envelope, Mismatch, Seal};
 
@@ -53,6 +53,19 @@ pub enum Order<B> {
     },
 }
 
+/// What the gateway has decided about the output of a request that is handed off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Caps {
+    /// Class in force, never above the manifest's.
+    pub class: ClassRank,
+    /// Output cap in force, never above the manifest's.
+    pub max_output_tokens: u32,
+    /// Output whose blocks are promised with the prompt's, where it is decoded.
+    pub reserve_output_tokens: u32,
+    /// Median output expected.
+    pub expected_output_tokens: u32,
+}
+
 /// Begins a transfer at the receiver: promise room before anything is computed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reserve {
@@ -62,8 +75,8 @@ pub struct Reserve {
     pub attempt: u16,
     /// Where its KV will come from.
     pub source: Peer,
-    /// Output whose blocks are promised with the prompt's.
-    pub reserve_output_tokens: u32,
+    /// What of its output is promised here, and what it may come to.
+    pub caps: Caps,
 }
 
 /// Begins a transfer at the sender: compute the prompt, and send while it is computed.
@@ -77,6 +90,8 @@ pub struct Open {
     pub destination: Peer,
     /// Leading blocks that the receiver has cached; they do not travel.
     pub first_block: u32,
+    /// What its output may come to, should it be decoded here after all.
+    pub caps: Caps,
 }
 
 /// How a party stands with a transfer.

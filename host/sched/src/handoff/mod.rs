@@ -12,9 +12,10 @@
 //! `Prefilled` from the replica machine's plans, moves a `Started` table into a sequence, and steps with `Tick` at `next_wake`.
 //!
 //! One file a question: `terms` (do both speak of the same KV?), `message` (what do they say?), `lease` (who may still act?), `window`
-//! (what is under way?), `slots` (where do transfers lie?), `config` (how much, how long?), `path` (hand off at all, and between whom?).
+//! (what is under way?), `slots` (where do transfers lie?), `config` (how much, how long?), `codec` (how does it become bytes?), `path` (hand off at all, and between whom?).
 //! docs/handoff.md has the whole as one picture, with what each crash leads to.
 
+mod codec;
 mod config;
 mod coordinator;
 mod lease;
@@ -28,12 +29,13 @@ mod slots;
 mod terms;
 mod window;
 
+pub use codec::Coded;
 pub use config::{CoordinatorConfig, PartyConfig, Timing};
 pub use coordinator::{
     Ask, Coordinator, CoordinatorEffect, CoordinatorEffects, CoordinatorEvent, CoordinatorState, End, Fallback, Side,
 };
 pub use message::{
-    Ack, Between, Failure, Open, Order, Peer, Refusal, Report, Reserve, Said, SenderWord, ToReceiver, ToSender,
+    Ack, Between, Caps, Failure, Open, Order, Peer, Refusal, Report, Reserve, Said, SenderWord, ToReceiver, ToSender,
 };
 pub use path::{Candidate, Path, PathAsk, PathTerms, Topology, choose};
 pub use receiver::Receiver;

@@ -12,6 +12,8 @@
 //! `Landing` may the sender write. A write that is repeated can spoil what was checked before: so the sum that counts is taken over what
 //! lies in the blocks once nothing can write to them. Giving up before that, a write may still be on its way: hence the quarantine.
 
+mod snapshot;
+
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -69,6 +71,8 @@ pub struct Receiver {
     /// Block tables not in use.
     tables: Vec<BlockTable>,
     window: u32,
+    /// Requests that may still be promised a start, as the replica said; not part of the state that goes on.
+    room: u32,
     draining: bool,
     orphans: u64,
 }
@@ -84,6 +88,7 @@ impl Receiver {
             dead: DeadGateways::default(),
             tables: (0..config.transfers).map(|_| BlockTable::with_capacity(config.table_blocks)).collect(),
             window: config.window,
+            room: u32::MAX,
             draining: false,
             orphans: 0,
             config,
@@ -103,6 +108,17 @@ impl Receiver {
     /// Where a transfer stands; none when it is not here.
     pub fn state(&self, transfer: TransferId) -> Option<ReceiverState> {
         self.slots.iter().find(|(id, _)| *id == transfer).map(|(_, entry)| entry.state)
+    }
+
+    /// Requests that were promised to be started here and were not yet.
+    pub fn promised(&self) -> u32 {
+        let over = |state| matches!(state, ReceiverState::Taken | ReceiverState::Quarantine(_));
+        self.slots.iter().filter(|(_, entry)| !over(entry.state)).count() as u32
+    }
+
+    /// Says how many requests could be started here now; said before each order to begin.
+    pub fn allow(&mut self, starts: u32) {
+        self.room = starts;
     }
 
     /// Takes an emptied block table back.
@@ -249,9 +265,12 @@ impl Receiver {
         if manifest.sequences != 1 {
             return Err(Refusal::Sequences);
         }
-        let total = Manifest::need_blocks(manifest.input_tokens, ask.reserve_output_tokens, 1, size);
+        let total = Manifest::need_blocks(manifest.input_tokens, ask.caps.reserve_output_tokens, 1, size);
         if total > u64::from(self.config.table_blocks.min(kv.config().blocks)) {
             return Err(Refusal::NeverFits);
+        }
+        if self.room == 0 {
+            return Err(Refusal::NoSlot);
         }
         let (Some(place), Some(mut table)) = (self.slots.next_place(), self.tables.pop()) else {
             return Err(Refusal::NoSlot);
@@ -285,6 +304,7 @@ impl Receiver {
                 transfer,
                 manifest: entry.ask.manifest.clone(),
                 attempt: entry.ask.attempt,
+                caps: entry.ask.caps,
                 table,
                 owner,
                 sampled_tokens: entry.seal.map_or(0, |seal| seal.sampled_tokens),
@@ -375,6 +395,9 @@ impl Receiver {
         entry.inbox = Inbox::new(envelope.grid.chunks());
         entry.told = Some(entry.landing.as_slice().into());
         entry.patience = now + waiting;
+        if let Some(blocks) = entry.told.clone() {
+            out.push(ReceiverEffect::Grant { transfer, to: source, grid: envelope.grid, blocks });
+        }
         self.welcome_again(now, place, stamp, out);
     }
 

@@ -3,14 +3,15 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use penstock_base::{GatewayEpoch, Manifest, TransferId};
+use penstock_base::{BlockRef, GatewayEpoch, Manifest, TransferId};
 use penstock_kv::{BlockTable, OwnerId};
 
 #[cfg(doc)]
 use super::Receiver;
 #[cfg(doc)]
 use super::message::SenderWord;
-use super::message::{Between, Failure, Order, Peer, Reserve, Said, ToReceiver, ToSender};
+use super::message::{Between, Caps, Failure, Order, Peer, Reserve, Said, ToReceiver, ToSender};
+use super::terms::Grid;
 
 /// What happens to a receiver.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -56,6 +57,18 @@ pub enum ReceiverEffect {
     Say(Said),
     /// To the sender.
     Send(Between<ToSender>),
+    /// This peer, and nobody else, may write to these blocks for this transfer from now on, and to no others. They lie in the order of the
+    /// grid. Taken back by [`Self::Fence`].
+    Grant {
+        /// For which transfer.
+        transfer: TransferId,
+        /// Who may.
+        to: Peer,
+        /// How the transfer is cut.
+        grid: Grid,
+        /// Where, the first one for the grid's first block.
+        blocks: Arc<[BlockRef]>,
+    },
     /// Make sure that nothing can write to the transfer's blocks any more, then say [`ReceiverEvent::Fenced`]. Safe to do twice.
     Fence(TransferId),
     /// Nothing writes any more: digest what lies there, and say [`ReceiverEvent::Digested`]. A transport that places chunks itself, each
@@ -80,6 +93,8 @@ pub struct Started {
     pub manifest: Arc<Manifest>,
     /// Which attempt of it.
     pub attempt: u16,
+    /// What its output may come to.
+    pub caps: Caps,
     /// Its blocks, all of the prompt. Comes back through [`Receiver::recycle`] when its content is taken over.
     pub table: BlockTable,
     /// Who holds the promise for its output.

@@ -11,6 +11,8 @@
 //! KV is computed while it is sent. Until a `Close`, this side keeps all of it and can take the request itself; it emits nothing before it
 //! has taken. It writes only under the receiver's lease, and stops when that is over without being told.
 
+mod snapshot;
+
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -97,6 +99,11 @@ impl Sender {
     /// Transfers that were ended because nobody kept them.
     pub fn orphans(&self) -> u64 {
         self.orphans
+    }
+
+    /// Would another prompt be computed for somebody else?
+    pub fn accepts(&self) -> bool {
+        self.room_for(1).is_ok()
     }
 
     /// Transfers here, whatever they hold.
@@ -269,8 +276,8 @@ impl Sender {
             input_tokens: ask.manifest.input_tokens,
             grid,
         });
-        let (manifest, attempt) = (ask.manifest.clone(), ask.attempt);
-        out.push(SenderEffect::Prefill { transfer, manifest, attempt, grid });
+        let (manifest, attempt, caps) = (ask.manifest.clone(), ask.attempt, ask.caps);
+        out.push(SenderEffect::Prefill { transfer, manifest, attempt, caps, grid });
         let entry = Entry {
             ask,
             envelope,

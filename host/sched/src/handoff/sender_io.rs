@@ -7,7 +7,7 @@ use penstock_base::{BlockRef, GatewayEpoch, Instant, Manifest, TransferId};
 
 #[cfg(doc)]
 use super::message::SenderWord;
-use super::message::{Between, Failure, Open, Order, Peer, Said, ToReceiver, ToSender};
+use super::message::{Between, Caps, Failure, Open, Order, Peer, Said, ToReceiver, ToSender};
 use super::terms::{Grid, Seal};
 
 /// What happens to a sender.
@@ -76,6 +76,8 @@ pub enum SenderEffect {
         manifest: Arc<Manifest>,
         /// Which attempt of it.
         attempt: u16,
+        /// What its output may come to, should it be decoded here.
+        caps: Caps,
         /// How it travels.
         grid: Grid,
     },

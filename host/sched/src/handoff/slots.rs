@@ -2,10 +2,12 @@
 
 use alloc::vec::Vec;
 
+use penstock_base::codec::{DecodeError, Reader, Writer};
+use penstock_base::limits::GATEWAYS_MAX;
 use penstock_base::map::Map;
 use penstock_base::{GatewayEpoch, TransferId};
 
-use penstock_base::limits::GATEWAYS_MAX;
+use super::codec::Coded;
 
 /// Transfers in places that do not change while they live.
 #[derive(Clone, Debug)]
@@ -69,6 +71,49 @@ impl<T> Slots<T> {
         Some((id, entry))
     }
 
+    /// Writes entries and which place the next one takes.
+    pub(super) fn encode(&self, out: &mut Writer, mut each: impl FnMut(&mut Writer, &T)) {
+        out.list(self.entries.iter(), |w, entry| {
+            w.option(entry.as_ref(), |w, (id, entry)| {
+                id.put(w);
+                each(w, entry);
+            });
+        });
+        self.vacant.put(out);
+    }
+
+    /// Reads what [`Self::encode`] wrote with as many places.
+    pub(super) fn decode(
+        places: u32,
+        from: &mut Reader<'_>,
+        mut each: impl FnMut(&mut Reader<'_>) -> Result<T, DecodeError>,
+    ) -> Result<Self, DecodeError> {
+        const INVALID: DecodeError = DecodeError::Invalid("table of transfers");
+        let mut to = Self::new(places);
+        if from.count()? != places as usize {
+            return Err(INVALID);
+        }
+        for place in 0..places {
+            let entry = from.option(|r| Ok((TransferId::take(r)?, each(r)?)))?;
+            if let Some((id, _)) = &entry
+                && to.by_id.insert(*id, place).is_some()
+            {
+                return Err(INVALID);
+            }
+            to.entries[place as usize] = entry;
+        }
+        let vacant = Vec::<u32>::take(from)?;
+        let mut sorted = vacant.clone();
+        sorted.sort_unstable();
+        let empty = (0..places).filter(|place| to.entries[*place as usize].is_none());
+        if !sorted.iter().copied().eq(empty) {
+            return Err(INVALID);
+        }
+        to.vacant.clear();
+        to.vacant.extend(vacant);
+        Ok(to)
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (TransferId, &T)> {
         self.entries.iter().flatten().map(|(id, entry)| (*id, entry))
     }
@@ -96,6 +141,32 @@ impl<T: Copy> Recent<T> {
         }
     }
 
+    pub(super) fn encode(&self, out: &mut Writer)
+    where
+        T: Coded,
+    {
+        out.list(self.ended.iter(), |w, (id, end)| {
+            id.put(w);
+            end.put(w);
+        });
+        out.count(self.next);
+    }
+
+    pub(super) fn decode(room: usize, from: &mut Reader<'_>) -> Result<Self, DecodeError>
+    where
+        T: Coded,
+    {
+        let ended = from.list(|r| Ok((TransferId::take(r)?, T::take(r)?)))?;
+        let next = from.index()?;
+        if ended.len() > room || next >= room.max(1) {
+            return Err(DecodeError::Invalid("list of ended transfers"));
+        }
+        let mut to = Self::new(room);
+        to.ended.extend(ended);
+        to.next = next;
+        Ok(to)
+    }
+
     pub(super) fn get(&self, id: TransferId) -> Option<T> {
         self.ended.iter().rev().find(|(ended, _)| *ended == id).map(|(_, end)| *end)
     }
@@ -119,6 +190,19 @@ impl DeadGateways {
             self.epochs[self.next] = epoch;
             self.next = (self.next + 1) % GATEWAYS_MAX;
         }
+    }
+
+    pub(super) fn encode(&self, out: &mut Writer) {
+        self.epochs.put(out);
+        out.count(self.next);
+    }
+
+    pub(super) fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let (epochs, next) = (Vec::<GatewayEpoch>::take(from)?, from.index()?);
+        if epochs.len() > GATEWAYS_MAX || next >= GATEWAYS_MAX {
+            return Err(DecodeError::Invalid("list of gateways"));
+        }
+        Ok(Self { epochs, next })
     }
 
     pub(super) fn contains(&self, epoch: GatewayEpoch) -> bool {

@@ -30,6 +30,11 @@ pub(super) enum Arrival {
     OutOfRange,
 }
 
+super::codec::record! {
+    Inbox { base, mask, sum, chunks, corrupt }
+    Outbox { base, mask, next, ready, chunks, window }
+}
+
 impl Inbox {
     pub(super) fn new(chunks: u32) -> Self {
         Self { chunks, ..Self::default() }

@@ -7,7 +7,7 @@ use penstock_kv::OwnerId;
 
 use super::Replica;
 use super::confirm::Batch;
-use super::sequence::{NONE, Place};
+use super::sequence::{Held, NONE, Place};
 
 /// What does not hold, by name.
 pub(super) type Checked = Result<(), &'static str>;
@@ -37,7 +37,13 @@ impl Replica {
         self.check_counts()?;
         let tables = self.sequences.iter().map(|seq| &seq.table);
         let held = self.requests.iter().flatten().filter_map(|request| request.prefix.as_ref());
-        self.kv.check_with_tables(tables.chain(held)).map_err(|_| "the books of the block pool are broken")?;
+        let landing = self.parties.iter().flat_map(|parties| parties.receiver.tables());
+        let tables = tables.chain(held).chain(landing);
+        if let Some(parties) = &self.parties {
+            parties.sender.check(&self.kv)?;
+            parties.receiver.check(&self.kv)?;
+        }
+        self.kv.check_with_tables(tables).map_err(|_| "the books of the block pool are broken")?;
         self.check_places()?;
         self.check_requests()?;
         self.check_sequences()?;
@@ -106,6 +112,8 @@ impl Replica {
             ensure(listed, "a sequence has no request")?;
             ensure(seq.scheduled >= seq.computed && seq.computed >= seq.confirmed, "progress runs backwards")?;
             ensure(seq.scheduled <= seq.len(), "more is scheduled than is known")?;
+            let held = request.is_some_and(|request| request.sending.is_some());
+            ensure(held == (seq.held != Held::Free), "a sequence is kept back for nobody, or not kept back")?;
             ensure(seq.delivered <= seq.generated && seq.generated <= seq.sampled, "output is miscounted")?;
             ensure(seq.sampled <= seq.max_output, "a sequence is over its output cap")?;
             ensure(seq.told <= seq.table.len(), "the executor was told of blocks that are gone")?;

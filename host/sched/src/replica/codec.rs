@@ -8,7 +8,7 @@ use penstock_base::limits::SEQUENCES_MAX;
 use penstock_base::time::MonotoneNow;
 use penstock_base::{
     BatchId, BlockKey, ClassRank, DispatchNumber, GatewayEpoch, Generation, Instant, Manifest, Outcome, RequestId,
-    SeqId,
+    SeqId, TransferId,
 };
 use penstock_kv::{BlockTable, Kv};
 use penstock_policy_api::{EvictionSeat, VictimsSeat};
@@ -16,13 +16,14 @@ use penstock_policy_api::{EvictionSeat, VictimsSeat};
 use super::confirm::{Batch, BatchRow};
 use super::cost::{CostFit, StepShape};
 use super::facts::Facts;
+use super::handoff::Parties;
 use super::peers::{Peers, PreemptOrder};
 use super::report::Meters;
-use super::sequence::{Done, NONE, Place, Request, Sequence, Vacancies};
+use super::sequence::{Done, Held, NONE, Place, Request, Sending, Sequence, Vacancies};
 use super::{Replica, ReplicaConfig};
 
 /// Version of the format.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// What a frozen replica reads back as: the reason is for people, and was told when it happened.
 const BROKEN_BEFORE: &str = "it was frozen before it was saved";
@@ -48,6 +49,7 @@ impl Replica {
         self.facts.encode(out);
         self.cost.encode(out);
         self.meters.encode(out);
+        out.option(self.parties.as_ref(), |w, parties| parties.encode(w));
         out.option(self.preempt_order, |w, order| {
             w.u64(order.blocks);
             w.u8(order.class.get());
@@ -106,6 +108,14 @@ impl Replica {
         to.facts = Facts::decode(from)?;
         to.cost = CostFit::decode(from)?;
         to.meters = Meters::decode(from)?;
+        let party = to.config.party();
+        to.parties = from.option(|r| {
+            let party = party.ok_or(DecodeError::Invalid("party of hand-offs"))?;
+            Parties::decode(party, r)
+        })?;
+        if to.parties.is_some() != party.is_some() {
+            return Err(DecodeError::Invalid("party of hand-offs"));
+        }
         to.preempt_order = from.option(|r| Ok(PreemptOrder { blocks: r.u64()?, class: class(r)? }))?;
         to.ladder_level = from.u8()?;
         to.growth_blocks = from.u32()?;
@@ -248,6 +258,13 @@ impl Request {
         out.u64(self.first_token_at.0);
         out.option(self.failure, put_outcome);
         out.option(self.first, put_outcome);
+        out.option(self.sending, |w, sending| {
+            w.u64(sending.transfer.0);
+            w.u32(sending.first_block);
+            w.u32(sending.placed);
+        });
+        out.option(self.adopted, |w, transfer| w.u64(transfer.0));
+        out.bool(self.silent);
     }
 
     fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -284,6 +301,10 @@ impl Request {
             first_token_at: Instant(from.u64()?),
             failure: from.option(outcome)?,
             first: from.option(outcome)?,
+            sending: from
+                .option(|r| Ok(Sending { transfer: TransferId(r.u64()?), first_block: r.u32()?, placed: r.u32()? }))?,
+            adopted: from.option(Reader::u64)?.map(TransferId),
+            silent: from.bool()?,
             done: Done::default(),
         })
     }
@@ -323,6 +344,7 @@ impl Sequence {
         for number in [self.resume_batch.0, self.resume_at.0, self.joined, self.joined_at.0] {
             out.u64(number);
         }
+        out.u8(self.held as u8);
     }
 
     fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -359,6 +381,13 @@ impl Sequence {
         for number in [&mut seq.resume_batch.0, &mut seq.resume_at.0, &mut seq.joined, &mut seq.joined_at.0] {
             *number = from.u64()?;
         }
+        seq.held = match from.u8()? {
+            0 => Held::Free,
+            1 => Held::Prompt,
+            2 => Held::Token,
+            3 => Held::Stop,
+            _ => return Err(DecodeError::Invalid("kept token")),
+        };
         Ok(seq)
     }
 }

@@ -9,7 +9,7 @@ use penstock_kv::{Confirm, Holder};
 
 use super::cost::StepShape;
 use super::digest::Mark;
-use super::sequence::Place;
+use super::sequence::{Held, Place};
 use super::{Replica, ReplicaEffect, ReplicaEffects};
 
 /// A step in flight.
@@ -152,12 +152,18 @@ impl Replica {
         if seq.source == Some((batch, place)) {
             seq.source = None;
         }
-        if row.sample {
+        let held = self.sequence(row.entry).held != Held::Free;
+        if row.sample && held {
+            self.keep_back(row.entry, done);
+        } else if row.sample {
             self.accept(now, (batch, place), row, done, effects);
         }
         let still = self.sequence(row.entry).serial == row.serial && self.sequence(row.entry).place == Place::Running;
         if still {
             self.store_blocks(now, row.entry);
+        }
+        if still && held {
+            self.tell_sending(now, row.entry, row.sample.then_some((batch, place)), effects);
         }
     }
 
@@ -202,6 +208,13 @@ impl Replica {
         }
     }
 
+    /// The first token of a sequence that another replica is to have.
+    fn keep_back(&mut self, entry: u32, done: RowDone) {
+        let seq = self.sequence_mut(entry);
+        seq.generated += 1;
+        seq.held = if done.stop { Held::Stop } else { Held::Token };
+    }
+
     /// A sampled token counts: it is delivered, and may be the last.
     fn accept(
         &mut self,
@@ -243,7 +256,7 @@ impl Replica {
     }
 
     /// Makes the full, confirmed blocks of a sequence findable.
-    fn store_blocks(&mut self, now: Instant, entry: u32) {
+    pub(super) fn store_blocks(&mut self, now: Instant, entry: u32) {
         if !self.config.prefix_cache {
             return;
         }

@@ -19,6 +19,7 @@ pub(super) enum Mark {
     Policies,
     Deliver,
     Price,
+    Handoff,
 }
 
 /// A running digest. Equal decisions in equal order give equal digests, in every process.

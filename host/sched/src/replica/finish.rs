@@ -1,12 +1,12 @@
 //! How does a sequence end, and a request? Blocks go behind their fence, the slot is forgotten with the next plan, rows in flight are
 //! discarded when they come: "ended" and "resources reusable" are two moments.
 
-use penstock_base::{BatchId, Instant, Outcome, Phase};
+use penstock_base::{BatchId, Instant, Outcome, Phase, SeqId};
 use penstock_kv::OwnerId;
 
 use super::digest::Mark;
 use super::sequence::{NONE, Place};
-use super::{FinishedTokens, Replica, ReplicaEffect, ReplicaEffects};
+use super::{FinishedTokens, HandoffEffect, Replica, ReplicaEffect, ReplicaEffects};
 use crate::message::{FromReplica, Progress, Usage};
 
 impl Replica {
@@ -51,9 +51,10 @@ impl Replica {
         request.live = 0;
         request.failure = (!outcome.is_success()).then_some(outcome);
         request.first = Some(outcome);
+        self.hush(entry);
         for index in 0..self.request(entry).manifest.sequences {
             let seq = self.request(entry).seq_id(index);
-            effects.push(ReplicaEffect::SequenceEnded { seq, outcome, tokens: 0 });
+            effects.push(self.ended_effect(entry, (seq, outcome, 0)));
         }
         self.note_end(outcome, u64::from(entry));
         self.ended.push(entry);
@@ -65,6 +66,22 @@ impl Replica {
         if let Some(mut table) = self.request_mut(entry).prefix.take() {
             self.kv.release(now, &mut table, None);
             self.tables.push(table);
+        }
+    }
+
+    /// What is not this replica's own ends silently: its sender hears of it, and nobody else.
+    fn hush(&mut self, owner: u32) {
+        if let Some(sending) = self.request_mut(owner).sending.take() {
+            self.request_mut(owner).silent = true;
+            self.failed_prefills.push(sending.transfer);
+        }
+    }
+
+    fn ended_effect(&self, owner: u32, (seq, outcome, tokens): (SeqId, Outcome, u32)) -> ReplicaEffect {
+        if self.request(owner).silent {
+            ReplicaEffect::Handoff(HandoffEffect::Leave { seq })
+        } else {
+            ReplicaEffect::SequenceEnded { seq, outcome, tokens }
         }
     }
 
@@ -92,6 +109,7 @@ impl Replica {
         seq.reset();
         self.sequence_entries.give(entry);
 
+        self.hush(owner);
         let request = self.request_mut(owner);
         request.sequences[usize::from(index)] = NONE;
         request.live -= 1;
@@ -103,7 +121,7 @@ impl Replica {
             request.failure = Some(outcome);
         }
         let (seq, live, leads) = (request.seq_id(index), request.live, request.waiting && request.leader == index);
-        effects.push(ReplicaEffect::SequenceEnded { seq, outcome, tokens });
+        effects.push(self.ended_effect(owner, (seq, outcome, tokens)));
         self.note_end(outcome, seq.as_u64());
         if live == 0 {
             self.kv.unreserve(OwnerId(owner), u32::MAX);
@@ -246,7 +264,9 @@ impl Replica {
                 usage,
             };
             self.facts.on_ended(self.clock.last(), &request);
-            self.send(request.gateway, message, effects);
+            if !request.silent {
+                self.send(request.gateway, message, effects);
+            }
         }
         self.ended = ended;
     }

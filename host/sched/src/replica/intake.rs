@@ -3,14 +3,29 @@
 //! Taken means: blocks for the input and the reserved output of all sequences are promised, the shared prompt once, less what the cache
 //! holds now (the gateway's index is only a hint). A sequence has a slot or its request stands in the ready window.
 
+use alloc::sync::Arc;
+
 use penstock_base::limits::SEQUENCES_MAX;
-use penstock_base::{CancelCause, GatewayEpoch, Instant, Manifest, Outcome, RefuseReason, RequestId};
+use penstock_base::{CancelCause, DispatchNumber, GatewayEpoch, Instant, Manifest, Outcome, RefuseReason, RequestId};
 use penstock_kv::{Admit, Keys, OwnerId};
 
 use super::digest::Mark;
-use super::sequence::{Done, NONE, Request};
+use super::handoff::Told;
+use super::sequence::{Done, NONE, Request, Sending};
 use super::{Replica, ReplicaEffects, ReplicaInput};
+use crate::handoff::Caps;
 use crate::message::{Dispatch, FromReplica, ToReplica};
+
+/// A request that is to be taken in.
+pub(super) struct Intake {
+    pub manifest: Arc<Manifest>,
+    pub gateway: GatewayEpoch,
+    pub number: DispatchNumber,
+    pub attempt: u16,
+    pub caps: Caps,
+    /// It is computed for another replica.
+    pub sending: Option<Sending>,
+}
 
 impl Replica {
     pub(super) fn take_message(
@@ -29,6 +44,9 @@ impl Replica {
                 Err(()) => self.stale(effects),
             },
             ToReplica::Policies(generation) => self.take_policies(generation),
+            ToReplica::Prefill(ordered) => self.order_sender(now, gateway, ordered, effects),
+            ToReplica::Decode(ordered) => self.order_receiver(now, gateway, ordered, effects),
+            ToReplica::PeerUp(peer) => self.tell_parties(now, Told::PeerUp(peer), effects),
         }
     }
 
@@ -43,6 +61,7 @@ impl Replica {
         if !self.peers.remove(gateway) {
             return self.stale(effects);
         }
+        self.tell_parties(now, Told::GatewayDown(gateway), effects);
         for entry in 0..self.requests.len() as u32 {
             let is_its = self.requests[entry as usize].as_ref().is_some_and(|request| request.gateway == gateway);
             if is_its {
@@ -97,37 +116,67 @@ impl Replica {
         if self.draining || !self.peers.knows(gateway) {
             return Err(RefuseReason::NotReady);
         }
-        let manifest = &dispatch.manifest;
-        let max_output = dispatch.max_output_tokens.min(manifest.max_output_tokens).max(1);
-        let reserve_output = dispatch.reserve_output_tokens.clamp(1, max_output);
+        let caps = Caps {
+            class: dispatch.class,
+            max_output_tokens: dispatch.max_output_tokens,
+            reserve_output_tokens: dispatch.reserve_output_tokens,
+            expected_output_tokens: dispatch.expected_output_tokens,
+        };
+        let (number, attempt) = (dispatch.number, dispatch.attempt);
+        let intake = Intake { manifest: dispatch.manifest.clone(), gateway, number, attempt, caps, sending: None };
+        self.take_in(now, intake).map(|_| ())
+    }
+
+    /// Takes the request in, or says why not. Where it lies.
+    pub(super) fn take_in(&mut self, now: Instant, intake: Intake) -> Result<u32, RefuseReason> {
+        let manifest = &intake.manifest;
+        let max_output = intake.caps.max_output_tokens.min(manifest.max_output_tokens).max(1);
         if !self.could_hold(manifest, max_output) {
             return Err(RefuseReason::NoBlocks);
         }
-        let joins = self.ready.is_empty()
-            && self.sequence_entries.len() >= u32::from(manifest.sequences)
-            && !self.resumes_first(now);
+        let joins =
+            self.ready.is_empty() && self.vacant_slots() >= u32::from(manifest.sequences) && !self.resumes_first(now);
         if !joins && self.ready.len() >= self.config.ready_window {
             return Err(RefuseReason::NoSlot);
         }
         let size = self.config.block_size_tokens;
-        let total = Manifest::need_blocks(manifest.input_tokens, reserve_output, manifest.sequences, size);
-        let total_blocks = u32::try_from(total).map_err(|_| RefuseReason::NoBlocks)?;
-        let shared_blocks = (manifest.input_tokens - 1) / size;
-        let positions = u64::from(manifest.input_tokens) + u64::from(max_output);
         let entry = self.request_entries.take().ok_or(RefuseReason::NoSlot)?;
         self.serial += 1;
-        let mut request = Request {
-            manifest: dispatch.manifest.clone(),
-            serial: self.serial,
-            gateway,
-            attempt: dispatch.attempt,
-            number: dispatch.number,
-            class: dispatch.class.min(manifest.class),
+        let mut request = self.new_request(&intake, self.serial);
+        let total = Manifest::need_blocks(manifest.input_tokens, request.reserve_output, manifest.sequences, size);
+        let total_blocks = u32::try_from(total);
+        if total_blocks.is_err() || !self.hold(now, entry, &mut request, total_blocks.unwrap_or(u32::MAX)) {
+            self.request_entries.give(entry);
+            return Err(RefuseReason::NoBlocks);
+        }
+        self.next_deadline = self.next_deadline.min(manifest.deadline);
+        self.by_id.insert(request.id(), entry);
+        self.requests[entry as usize] = Some(request);
+        self.ready.push(entry);
+        if joins {
+            self.join(now, entry);
+        }
+        Ok(entry)
+    }
+
+    /// The request as it stands in the ready window.
+    pub(super) fn new_request(&self, intake: &Intake, serial: u64) -> Request {
+        let (manifest, size) = (&intake.manifest, self.config.block_size_tokens);
+        let max_output = intake.caps.max_output_tokens.min(manifest.max_output_tokens).max(1);
+        let shared_blocks = (manifest.input_tokens - 1) / size;
+        let positions = u64::from(manifest.input_tokens) + u64::from(max_output);
+        Request {
+            manifest: manifest.clone(),
+            serial,
+            gateway: intake.gateway,
+            attempt: intake.attempt,
+            number: intake.number,
+            class: intake.caps.class.min(manifest.class),
             max_output,
-            reserve_output,
+            reserve_output: intake.caps.reserve_output_tokens.clamp(1, max_output),
             shared_blocks,
             own_blocks: Manifest::blocks_for(positions, size) as u32 - shared_blocks,
-            expected_output: dispatch.expected_output_tokens.min(max_output),
+            expected_output: intake.caps.expected_output_tokens.min(max_output),
             ready: true,
             prefix: None,
             sequences: [NONE; SEQUENCES_MAX as usize],
@@ -143,20 +192,11 @@ impl Replica {
             preemptions: 0,
             failure: None,
             first: None,
+            sending: intake.sending,
+            adopted: None,
+            silent: false,
             done: Done::default(),
-        };
-        if !self.hold(now, entry, &mut request, total_blocks) {
-            self.request_entries.give(entry);
-            return Err(RefuseReason::NoBlocks);
         }
-        self.next_deadline = self.next_deadline.min(manifest.deadline);
-        self.by_id.insert(request.id(), entry);
-        self.requests[entry as usize] = Some(request);
-        self.ready.push(entry);
-        if joins {
-            self.join(now, entry);
-        }
-        Ok(())
     }
 
     /// Is the request well-formed for this replica, and could it ever finish here, alone?

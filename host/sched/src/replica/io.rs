@@ -1,10 +1,15 @@
 //! What goes into the replica machine and what comes out.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use penstock_base::plan::{BatchFailure, Plan, RowDone};
-use penstock_base::{BatchId, BlockKey, Duration, GatewayEpoch, Generation, Outcome, ReplicaEpoch, ReplicaId, SeqId};
+use penstock_base::{
+    BatchId, BlockKey, BlockRef, Duration, GatewayEpoch, Generation, Instant, Outcome, ReplicaEpoch, ReplicaId, SeqId,
+    TransferId,
+};
 
+use crate::handoff::{Between, Grid, PartyConfig, Peer, Seal, ToReceiver, ToSender};
 use crate::message::{FromReplica, ToReplica};
 
 /// One thing that happened. The set is closed: a new feature is a new variant here.
@@ -61,6 +66,35 @@ pub enum ReplicaInput {
     FlushCache,
     /// Time passed: see [`Replica::next_wake`](super::Replica::next_wake).
     Tick,
+    /// News of a hand-off that this replica takes part in.
+    Handoff(HandoffInput),
+}
+
+/// What happens to a hand-off beside its coordinator's orders: the other party's word, and what the transport has done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum HandoffInput {
+    /// The word of one that computes a prompt for us, or a chunk of it.
+    OfSender(Between<ToReceiver>),
+    /// The word of one that we compute a prompt for.
+    OfReceiver(Between<ToSender>),
+    /// All of a prompt that is computed here is summed up, as asked by [`HandoffEffect::Sampled`].
+    Sealed {
+        /// Of which hand-off.
+        transfer: TransferId,
+        /// The sum.
+        seal: Seal,
+    },
+    /// Nothing reads the blocks of this hand-off any more, as asked by [`HandoffEffect::StopWrites`].
+    Quiet(TransferId),
+    /// Nothing can write to the blocks of this hand-off any more, as asked by [`HandoffEffect::Fence`].
+    Fenced(TransferId),
+    /// The sum over what lies in the blocks, as asked by [`HandoffEffect::Digest`].
+    Digested {
+        /// Of which hand-off.
+        transfer: TransferId,
+        /// The sum.
+        sum: u64,
+    },
 }
 
 /// Where a sequence's output ends.
@@ -108,8 +142,116 @@ pub enum ReplicaEffect {
         /// Output tokens that count.
         tokens: u32,
     },
+    /// Something of a hand-off.
+    Handoff(HandoffEffect),
     /// For metrics, logs and journals.
     Event(ReplicaEvent),
+}
+
+/// What the driver must do for a hand-off. The driver has what the machine does not: tokens, and the bytes in blocks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum HandoffEffect {
+    /// Carry this to the replica that it names; it may be lost.
+    ToReceiver(Between<ToReceiver>),
+    /// Carry this to the replica that it names; it may be lost.
+    ToSender(Between<ToSender>),
+    /// The prompt of this sequence is computed here from now on, for another replica. Its tokens are kept back.
+    Sending {
+        /// By which hand-off.
+        transfer: TransferId,
+        /// Whose prompt.
+        seq: SeqId,
+        /// How it travels.
+        grid: Grid,
+    },
+    /// These blocks hold what the grid's next blocks are, computed and kept unchanged until [`Self::StopWrites`].
+    Sources {
+        /// Of which hand-off.
+        transfer: TransferId,
+        /// Behind the ones that were told before.
+        blocks: Vec<BlockRef>,
+    },
+    /// Write to these blocks from now on.
+    Bind {
+        /// For which hand-off.
+        transfer: TransferId,
+        /// Where.
+        to: Peer,
+        /// Blocks there, the first one for the grid's first block.
+        blocks: Arc<[BlockRef]>,
+    },
+    /// Write one chunk, then tell the receiver with this stamp. Safe to do twice.
+    Write {
+        /// Of which hand-off.
+        transfer: TransferId,
+        /// Which.
+        index: u32,
+        /// Goes with it.
+        stamp: Instant,
+    },
+    /// Prefill is done. Keep the tokens of this row of the batch that was just reported: they are the tail of the hand-off. Sum up all
+    /// chunks and say [`HandoffInput::Sealed`].
+    Sampled {
+        /// By which hand-off.
+        transfer: TransferId,
+        /// Whose.
+        seq: SeqId,
+        /// The batch reported by the input.
+        batch: BatchId,
+        /// Its row.
+        row: u32,
+        /// Tokens of the row that count: none when it is the stop token.
+        tokens: u32,
+    },
+    /// Begin no further write, and say [`HandoffInput::Quiet`] when nothing reads the blocks any more.
+    StopWrites(TransferId),
+    /// The sequence is this replica's own from now on.
+    Continue {
+        /// By which hand-off.
+        transfer: TransferId,
+        /// Whose.
+        seq: SeqId,
+    },
+    /// The sequence is gone from here; it has not ended.
+    Leave {
+        /// Whose.
+        seq: SeqId,
+    },
+    /// This peer, and nobody else, may write to these blocks for this hand-off from now on, and to no others.
+    Grant {
+        /// For which hand-off.
+        transfer: TransferId,
+        /// Who may.
+        to: Peer,
+        /// How it is cut.
+        grid: Grid,
+        /// Where, the first one for the grid's first block.
+        blocks: Arc<[BlockRef]>,
+    },
+    /// Make sure that nothing can write to the blocks any more, then say [`HandoffInput::Fenced`]. Safe to do twice.
+    Fence(TransferId),
+    /// Nothing writes any more: sum up what lies in the blocks and in the tail, and say [`HandoffInput::Digested`].
+    Digest(TransferId),
+    /// The sequence is this replica's own from now on, with what the tail holds.
+    Adopt {
+        /// By which hand-off.
+        transfer: TransferId,
+        /// Whose.
+        seq: SeqId,
+        /// Which attempt.
+        attempt: u16,
+    },
+    /// The tokens that were kept back count from now on: stream them.
+    Release {
+        /// Whose.
+        seq: SeqId,
+        /// How many.
+        tokens: u32,
+    },
+    /// A hand-off was ended here because nobody kept it.
+    Swept(TransferId),
+    /// Explicit back-pressure: whether another prompt would be computed for somebody else.
+    Accepting(bool),
 }
 
 /// Things worth counting.
@@ -209,6 +351,9 @@ pub struct ReplicaConfig {
     pub victim_rows: usize,
     /// Rows of one eviction call.
     pub eviction_rows: usize,
+    /// How this replica takes part in hand-offs; none is not at all. Its id, its epoch, its owners of promises and the size of its block
+    /// tables are taken from the rest.
+    pub handoff: Option<PartyConfig>,
     /// Run the full walk over the invariants at every step.
     pub check_every_step: bool,
 }
@@ -260,6 +405,7 @@ impl Default for ReplicaConfig {
             },
             victim_rows: limits::VICTIM_ROWS_DEFAULT,
             eviction_rows: limits::EVICTION_ROWS_DEFAULT,
+            handoff: None,
             check_every_step: cfg!(debug_assertions),
         }
     }

@@ -7,7 +7,7 @@ use penstock_base::{BatchId, Failure, Instant, Manifest, Outcome};
 use penstock_kv::{Admit, Keys, OwnerId};
 
 use super::digest::Mark;
-use super::sequence::{NONE, Place};
+use super::sequence::{Held, NONE, Place};
 use super::{Replica, ReplicaEffects};
 use crate::message::FromReplica;
 
@@ -146,7 +146,7 @@ impl Replica {
     }
 
     fn start_ready(&mut self, now: Instant, entry: u32, effects: &mut ReplicaEffects) -> bool {
-        if self.sequence_entries.len() < u32::from(self.request(entry).manifest.sequences) {
+        if self.vacant_slots() < u32::from(self.request(entry).manifest.sequences) {
             return false;
         }
         if self.request(entry).prefix.is_none() && !self.hold_again(now, entry) {
@@ -193,6 +193,7 @@ impl Replica {
             seq.max_output = request.max_output;
             seq.joined = joined;
             seq.joined_at = now;
+            seq.held = if request.sending.is_some() { Held::Prompt } else { Held::Free };
             if index > 0 {
                 continue;
             }

@@ -2,7 +2,7 @@
 //!
 //! One file a question, in the order a request meets them: `intake` (is it taken?), `join` (when does it run?), `plan` (what does the next
 //! step compute?), `room` (who gives blocks back?), `evict` (what leaves the cache?), `confirm` (what did a step bring?), `finish` (how does
-//! it end?), `report` (what do gateways hear?). `sequence` holds the states, `check` the invariants.
+//! it end?), `handoff` (what if prompt and answer are computed at two replicas?), `report` (what do gateways hear?). `sequence` holds the states, `check` the invariants.
 
 mod books;
 mod check;
@@ -13,6 +13,7 @@ mod digest;
 mod evict;
 mod facts;
 mod finish;
+mod handoff;
 mod intake;
 mod io;
 mod join;
@@ -26,7 +27,8 @@ mod signals;
 
 pub use books::Books;
 pub use io::{
-    FinishedTokens, ReplicaConfig, ReplicaEffect, ReplicaEffects, ReplicaEvent, ReplicaInput, StepCost, Watermarks,
+    FinishedTokens, HandoffEffect, HandoffInput, ReplicaConfig, ReplicaEffect, ReplicaEffects, ReplicaEvent,
+    ReplicaInput, StepCost, Watermarks,
 };
 pub use report::Gauges;
 
@@ -39,7 +41,7 @@ use penstock_base::limits::{
 use penstock_base::map::Map;
 use penstock_base::plan::Plan;
 use penstock_base::time::MonotoneNow;
-use penstock_base::{BatchId, Failure, GatewayEpoch, Generation, Instant, Outcome, RequestId};
+use penstock_base::{BatchId, Failure, GatewayEpoch, Generation, Instant, Outcome, RequestId, TransferId};
 use penstock_kv::{BlockTable, Kv, KvConfig};
 use penstock_policy_api::{EvictionSeat, Policies, VictimsSeat};
 
@@ -93,6 +95,10 @@ pub struct Replica {
     facts: facts::Facts,
     cost: CostFit,
     meters: Meters,
+    /// Its part in hand-offs; none when it takes no part in any.
+    parties: Option<handoff::Parties>,
+    /// Prompts for other replicas that ended here, until the sender is told, in the same step.
+    failed_prefills: Vec<TransferId>,
     /// An overload action that is not carried out yet.
     preempt_order: Option<PreemptOrder>,
     /// Level of the native ladder, for when no stance is fresh.
@@ -200,7 +206,7 @@ impl ReplicaConfig {
         KvConfig {
             blocks: self.blocks,
             block_size_tokens: self.block_size_tokens,
-            owners: self.requests_max(),
+            owners: self.requests_max() + self.handoff.map_or(0, |handoff| handoff.clamped().transfers),
             tenants: CACHE_TENANTS_MAX.min(self.blocks),
             events: CACHE_EVENTS_MAX.min(self.blocks.saturating_mul(2) + 1_024),
             watermarks: penstock_kv::Watermarks {
@@ -241,6 +247,8 @@ impl Replica {
             facts: facts::Facts::default(),
             cost: CostFit::new(config.cost),
             meters: Meters::starting_at(now),
+            parties: config.party().map(|party| handoff::Parties::new(party, now)),
+            failed_prefills: Vec::new(),
             preempt_order: None,
             ladder_level: 0,
             growth_blocks: 0,
@@ -288,12 +296,15 @@ impl Replica {
         self.facts.refresh(policies);
         self.take_input(now, input, effects);
         self.end_overdue(now, effects);
+        self.keep_handoff_time(now, effects);
+        self.tell_failed_prefills(now, effects);
         self.tell_progress(effects);
         while self.broken.is_none() && self.batches.len() < self.config.inflight_max {
             if !self.plan_step(now, policies, effects) {
                 break;
             }
         }
+        self.tell_failed_prefills(now, effects);
         self.tell_ended(effects);
         self.price_waiting(now, policies, effects);
         self.tell_cache(now, effects);
@@ -315,7 +326,11 @@ impl Replica {
             ReplicaInput::Finish(end) => self.finish(now, end, effects),
             ReplicaInput::BlockKeys { seq, first, keys } => self.take_keys(now, seq, first, &keys, effects),
             ReplicaInput::Policies(generation) => self.take_policies(generation),
-            ReplicaInput::Drain => self.draining = true,
+            ReplicaInput::Handoff(input) => self.take_handoff(now, input, effects),
+            ReplicaInput::Drain => {
+                self.draining = true;
+                self.tell_parties(now, handoff::Told::Drain, effects);
+            }
             ReplicaInput::FlushCache => {
                 self.kv.flush(now, penstock_kv::Flush::All);
             }
@@ -343,7 +358,7 @@ impl Replica {
         }
         let paused = self.resume.iter().map(|entry| self.sequences[*entry as usize].resume_at);
         let paused = paused.filter(|at| *at > self.clock.last()).min().unwrap_or(Instant::NEVER);
-        self.next_deadline.min(paused).min(self.next_report()).min(self.facts.next_due())
+        self.next_deadline.min(paused).min(self.next_handoff_wake()).min(self.next_report()).min(self.facts.next_due())
     }
 
     /// Freezes the replica: what is here ends as retryable, nothing is taken any more. The driver starts a new epoch.
@@ -444,7 +459,7 @@ impl Replica {
 
     /// Nothing is here and nothing is in flight.
     pub fn is_idle(&self) -> bool {
-        self.by_id.is_empty() && self.batches.is_empty()
+        self.by_id.is_empty() && self.batches.is_empty() && self.handoffs() == 0
     }
 
     /// Inputs and results that named something dead.

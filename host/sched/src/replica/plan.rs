@@ -69,7 +69,7 @@ impl Replica {
         let mut stalled = 0;
         for at in 0..self.running.len() {
             let entry = self.running[at];
-            if draft.left == 0 || !self.sequence(entry).decodes() {
+            if draft.left == 0 || !self.sequence(entry).decodes() || self.sequence(entry).waits_for_owner() {
                 continue;
             }
             let reads = self.sequence(entry).scheduled + 1;
@@ -166,6 +166,7 @@ impl Replica {
             attempt: request.attempt,
             cached_tokens: request.cached_tokens,
         };
+        let is_own = request.sending.is_none();
         let whole = ((request.prompt() - 1) / size).min(request.manifest.keys.len() as u32);
         let (gateway, hit_tokens) = (request.gateway, request.cached_tokens);
         self.facts.on_hit(self.clock.last(), request, hit_tokens / size);
@@ -174,7 +175,10 @@ impl Replica {
             let lookup = ReplicaEvent::PrefixLookup { queried_tokens: whole * size, hit_tokens };
             effects.push(ReplicaEffect::Event(lookup));
         }
-        self.send(gateway, message, effects);
+        // What is computed for another replica starts there.
+        if is_own {
+            self.send(gateway, message, effects);
+        }
     }
 
     /// Puts blocks under the next `tokens` positions, patches the table at the executor, adds the row. False, and nothing changed, when

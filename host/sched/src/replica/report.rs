@@ -229,13 +229,12 @@ impl Replica {
 
     /// All that may be dispatched here now, over all gateways.
     fn credit(&self, now: Instant, sum: &Survey) -> Credit {
-        if self.draining {
+        if self.draining || !self.sends() {
             return Credit::default();
         }
         let window = (self.config.ready_window.saturating_sub(self.ready.len())) as u32;
         // While preempted sequences wait, new work could only stand in the ready window.
-        let slots =
-            if self.resumes_first(now) { 0 } else { self.sequence_entries.len().saturating_sub(sum.ready_slots) };
+        let slots = if self.resumes_first(now) { 0 } else { self.vacant_slots().saturating_sub(sum.ready_slots) };
         let wanted = PREFILL_STEPS * u64::from(self.config.step_tokens);
         Credit {
             requests: slots + window,

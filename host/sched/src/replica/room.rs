@@ -12,7 +12,7 @@ use penstock_policy_api::Policies;
 
 use super::digest::Mark;
 use super::peers::PreemptOrder;
-use super::sequence::Place;
+use super::sequence::{Held, Place};
 use super::signals::{RunningRow, VictimsContext, VictimsRows};
 use super::{Replica, ReplicaEffect, ReplicaEffects, ReplicaEvent};
 use crate::message::FromReplica;
@@ -105,7 +105,7 @@ impl Replica {
     /// Blocks that the next token of this sequence needs: 0 or 1.
     fn next_blocks(&self, entry: u32) -> u32 {
         let seq = self.sequence(entry);
-        if seq.pending() == 0 {
+        if seq.pending() == 0 || seq.waits_for_owner() {
             return 0;
         }
         let block = seq.table.get(seq.scheduled / self.config.block_size_tokens);
@@ -148,7 +148,8 @@ impl Replica {
     fn least_important(&self) -> Option<u32> {
         let class = |entry: u32| self.request(self.sequence(entry).request).class;
         let joined = |entry: u32| self.sequence(entry).joined;
-        self.running.iter().copied().min_by_key(|entry| (class(*entry), core::cmp::Reverse(joined(*entry))))
+        let own = self.running.iter().copied().filter(|entry| self.sequence(*entry).held == Held::Free);
+        own.min_by_key(|entry| (class(*entry), core::cmp::Reverse(joined(*entry))))
     }
 
     /// The lowest class of a running sequence that may not yield any more.
@@ -213,7 +214,9 @@ impl Replica {
             let seq = self.sequence(entry);
             let request = self.request(seq.request);
             let freed_blocks = self.kv.exclusive_blocks(&seq.table);
-            let may = seq.preemptions < PREEMPTIONS_MAX && request.class <= most && freed_blocks > 0;
+            // What is computed for another replica keeps its blocks: they are being read.
+            let own = seq.held == Held::Free;
+            let may = own && seq.preemptions < PREEMPTIONS_MAX && request.class <= most && freed_blocks > 0;
             if may {
                 rows.push(RunningRow::of(seq, request, (entry, freed_blocks), (&self.config, &self.cost), now));
             }

@@ -18,6 +18,7 @@ use alloc::vec::Vec;
 use penstock_base::limits::SEQUENCES_MAX;
 use penstock_base::{
     BatchId, BlockKey, ClassRank, DispatchNumber, GatewayEpoch, Instant, Manifest, Outcome, RequestId, SeqId, Slot,
+    TransferId,
 };
 use penstock_kv::BlockTable;
 
@@ -35,6 +36,30 @@ pub(super) enum Place {
     Running,
     /// Gave its blocks back; runs again when there is room.
     Preempted,
+}
+
+/// Are a sequence's tokens kept back, since another replica is to have it?
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Held {
+    /// No.
+    Free,
+    /// Its prompt is being computed.
+    Prompt,
+    /// Its prompt is computed and its first token sampled.
+    Token,
+    /// The same, and the first token ends it.
+    Stop,
+}
+
+/// A request's part in a hand-off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Sending {
+    /// Which hand-off.
+    pub transfer: TransferId,
+    /// Leading blocks that do not travel.
+    pub first_block: u32,
+    /// Blocks behind those that the sender was told of.
+    pub placed: u32,
 }
 
 /// One decode stream. Entries are reused; the index of the entry is the sequence's slot at the executor.
@@ -92,6 +117,8 @@ pub(super) struct Sequence {
     pub joined: u64,
     /// When it joined.
     pub joined_at: Instant,
+    /// Its tokens are kept back. Set when it joins, changed by its first token, and when it is this replica's own.
+    pub held: Held,
 }
 
 impl Sequence {
@@ -123,6 +150,7 @@ impl Sequence {
             resume_at: Instant::ZERO,
             joined: 0,
             joined_at: Instant::ZERO,
+            held: Held::Free,
         }
     }
 
@@ -151,6 +179,11 @@ impl Sequence {
     /// Has it its newest token to compute and nothing else?
     pub(super) fn decodes(&self) -> bool {
         self.scheduled >= self.prompt && self.pending() == 1
+    }
+
+    /// Its prompt is planned, and it goes no further until somebody owns it.
+    pub(super) fn waits_for_owner(&self) -> bool {
+        self.held != Held::Free && self.scheduled >= self.prompt
     }
 }
 
@@ -209,6 +242,12 @@ pub(super) struct Request {
     pub failure: Option<Outcome>,
     /// How sequence 0 ended.
     pub first: Option<Outcome>,
+    /// Another replica is to have it: it is not this one's own. Nobody hears of its ends here.
+    pub sending: Option<Sending>,
+    /// The hand-off that brought it here.
+    pub adopted: Option<TransferId>,
+    /// It ended while it was not this replica's own: nobody hears of it.
+    pub silent: bool,
     /// What the batch being confirmed did for it.
     pub done: Done,
 }

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use penstock_base::codec::{Reader, Writer};
 use penstock_base::plan::{Plan, RowDone};
 use penstock_base::{
     BlockKey, ClassRank, Duration, FlowId, GatewayEpoch, Generation, Instant, Manifest, Outcome, Priority,
@@ -14,6 +15,11 @@ use penstock_policy_api::native::NativePolicies;
 use penstock_sched::gateway::{Gateway, GatewayConfig, GatewayEffect, GatewayEvent, GatewayInput, ReplicaFacts};
 use penstock_sched::message::Usage;
 use penstock_sched::replica::{Replica, ReplicaConfig, ReplicaEffect, ReplicaEvent, ReplicaInput};
+
+#[path = "cluster_wires.rs"]
+mod wires;
+
+pub use wires::{Links, Wires};
 
 const GATEWAY: GatewayEpoch = GatewayEpoch(1);
 const STEP: Duration = Duration::from_ms(5);
@@ -32,6 +38,14 @@ pub struct Shape {
     pub replicas: u32,
     pub gateway: GatewayConfig,
     pub replica: ReplicaConfig,
+    /// By replica, the first one's first; 3 where it says nothing.
+    pub roles: Vec<u8>,
+    /// Where each is, the same way; 0 where it says nothing.
+    pub domains: Vec<u32>,
+    /// What goes wrong between replicas.
+    pub links: Links,
+    /// Prompts that begin alike: so many kinds, 20 at most.
+    pub families: u64,
 }
 
 impl Shape {
@@ -47,7 +61,15 @@ impl Shape {
             check_every_step: true,
             ..ReplicaConfig::default()
         };
-        Self { replicas, gateway: GatewayConfig::default(), replica }
+        Self {
+            replicas,
+            gateway: GatewayConfig::default(),
+            replica,
+            roles: Vec::new(),
+            domains: Vec::new(),
+            links: Links::default(),
+            families: 3,
+        }
     }
 }
 
@@ -65,6 +87,8 @@ pub struct Cluster {
     pub mail: VecDeque<Mail>,
     /// Steps of all machines.
     pub steps: u64,
+    /// What lies in blocks, who may write to them, and what is on its way between replicas.
+    pub wires: Wires,
     shape: Shape,
     cast: Cast,
 }
@@ -94,6 +118,7 @@ impl Cluster {
             replica_events: Vec::new(),
             mail: VecDeque::new(),
             steps: 0,
+            wires: Wires::new(shape.links),
             shape,
             cast,
         };
@@ -108,16 +133,18 @@ impl Cluster {
         let facts = ReplicaFacts {
             replica: config.replica,
             epoch,
-            role_code: 3,
+            role_code: self.shape.roles.get(replica as usize - 1).copied().unwrap_or(3),
             total_blocks: config.blocks,
             slots: config.slots,
             round_tokens: config.step_tokens,
             context_tokens_max: config.context_tokens_max,
             speed_ppm: 1_000_000,
             zone_rank: 0,
+            domain: self.shape.domains.get(replica as usize - 1).copied().unwrap_or(0),
         };
         let machine = Replica::new(config, self.now);
         let policies = (self.cast)(replica);
+        self.wires.start(replica, epoch, self.shape.replica.blocks);
         self.nodes.insert(replica, Node { machine, policies, computing: VecDeque::new(), epoch });
         self.mail.push_back(Mail::ToGateway(GatewayInput::ReplicaUp(facts)));
         self.mail.push_back(Mail::ToReplica(replica, epoch, ReplicaInput::GatewayUp(GATEWAY)));
@@ -159,6 +186,7 @@ impl Cluster {
         assert_eq!(node.machine.broken(), None);
         self.steps += 1;
         for effect in effects {
+            let Some(node) = self.nodes.get_mut(&replica) else { return };
             match effect {
                 ReplicaEffect::Submit(plan) => node.computing.push_back((self.now + STEP, plan)),
                 ReplicaEffect::Send { message, .. } => {
@@ -166,7 +194,11 @@ impl Cluster {
                     self.mail.push_back(Mail::ToGateway(input));
                 }
                 ReplicaEffect::Event(event) => self.replica_events.push(event),
-                _ => {}
+                ReplicaEffect::Handoff(effect) => self.hand_off((replica, epoch), effect),
+                ReplicaEffect::Deliver { seq, tokens, first, .. } => {
+                    self.wires.emit((replica, epoch), seq, first, u32::from(tokens));
+                }
+                ReplicaEffect::SequenceEnded { .. } => {}
             }
         }
     }
@@ -175,20 +207,27 @@ impl Cluster {
     pub fn run(&mut self, until: Instant) {
         loop {
             self.deliver();
+            self.wires.check(&self.nodes);
             let done = self.nodes.iter().filter_map(|(id, node)| node.computing.front().map(|(at, _)| (*at, *id)));
             let wakes = self.nodes.iter().map(|(id, node)| (node.machine.next_wake(), *id));
             let (done, wake) = (done.min(), wakes.min());
-            let next = [done.map(|(at, _)| at), wake.map(|(at, _)| at), Some(self.gateway.next_wake())];
+            let arrives = self.wires.next();
+            let next = [done.map(|(at, _)| at), wake.map(|(at, _)| at), Some(self.gateway.next_wake()), arrives];
             let next = next.into_iter().flatten().min().expect("the gateway says when");
             if next > until {
                 self.now = until;
                 return;
             }
             self.now = self.now.max(next);
+            if arrives.is_some_and(|at| at <= next) {
+                self.arrive_by_wire();
+                continue;
+            }
             match (done, wake) {
                 (Some((at, id)), _) if at <= next => {
                     let node = self.nodes.get_mut(&id).expect("it computes");
                     let (_, plan) = node.computing.pop_front().expect("a plan");
+                    self.wires.compute((id, node.epoch), &plan);
                     let done = |row: &penstock_base::plan::PlanRow| RowDone {
                         seq: row.seq,
                         accepted: u16::from(row.sample),
@@ -210,9 +249,10 @@ impl Cluster {
     }
 
     pub fn arrive(&mut self, n: u64) -> Arc<Manifest> {
-        // Three families of prompts, so that prefixes are found again.
+        // Families of prompts, so that prefixes are found again.
+        let family = n % self.shape.families;
         let input_tokens = 20 + (n * 37 % 150) as u32;
-        let keys = (0..input_tokens / 16).map(|at| BlockKey([(n % 3) as u8 * 50 + at as u8; 16])).collect();
+        let keys = (0..input_tokens / 16).map(|at| BlockKey([family as u8 * 12 + at as u8; 16])).collect();
         let manifest = Arc::new(Manifest {
             request: RequestId(n),
             tenant: TenantId(n % 4),
@@ -230,13 +270,32 @@ impl Cluster {
             slo_tpot: Duration::MAX,
             traits: Traits::default(),
             keys,
-            prefix_key: n % 3 + 1,
+            prefix_key: family + 1,
             retention: 50,
             retry: false,
             terms: TenantTerms::default(),
         });
+        self.wires.know(&manifest, family);
         self.mail.push_back(Mail::ToGateway(GatewayInput::Arrive(manifest.clone())));
         manifest
+    }
+
+    /// Every machine is written down, and the one that is read back goes on.
+    pub fn read_back(&mut self) {
+        let written = |encode: &dyn Fn(&mut Writer)| {
+            let mut out = Writer::new();
+            encode(&mut out);
+            out.into_bytes()
+        };
+        let bytes = written(&|out| self.gateway.encode(out));
+        self.gateway = Gateway::decode(self.shape.gateway.clone(), &mut Reader::new(&bytes)).expect("just written");
+        assert_eq!(written(&|out| self.gateway.encode(out)), bytes, "another gateway");
+        for (id, node) in &mut self.nodes {
+            let config = node.machine.config().clone();
+            let bytes = written(&|out| node.machine.encode(out));
+            node.machine = Replica::decode(config, &mut Reader::new(&bytes)).expect("just written");
+            assert_eq!(written(&|out| node.machine.encode(out)), bytes, "another replica {id}");
+        }
     }
 
     pub fn assert_at_rest(&self) {
@@ -245,6 +304,7 @@ impl Cluster {
             let gauges = node.machine.gauges();
             assert_eq!((gauges.running_requests, gauges.ready_requests, gauges.reserved_blocks), (0, 0, 0));
             assert_eq!(gauges.blocks.active, 0, "no block is held for anybody");
+            assert_eq!((gauges.blocks.in_transfer(), node.machine.handoffs()), (0, 0), "no hand-off is left");
         }
     }
 }

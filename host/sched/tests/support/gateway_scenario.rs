@@ -278,6 +278,7 @@ impl World {
             context_tokens_max: words.number("context", 4_096) as u32,
             speed_ppm: 1_000_000,
             zone_rank: 0,
+            domain: 0,
         })
     }
 
@@ -537,6 +538,9 @@ impl World {
                     if stance.tpot_target_us == u32::MAX { "-".into() } else { stance.tpot_target_us.to_string() }
                 ),
                 ToReplica::Stance(_) => return None,
+                ToReplica::Prefill(_) | ToReplica::Decode(_) | ToReplica::PeerUp(_) => {
+                    format!("{message:?} to {}", name(*replica))
+                }
                 ToReplica::Policies(generation) => format!("policies {generation} to {}", name(*replica)),
             },
             GatewayEffect::Queued { request, max_output_tokens, degraded } => {

@@ -7,7 +7,7 @@ use penstock_base::{
     TenantTerms, Traits, TrustGroup,
 };
 use penstock_kv::{Kv, KvConfig};
-use penstock_sched::handoff::{LeaseTerms, PROTOCOL_VERSION, PartyConfig, Peer, Terms, Timing};
+use penstock_sched::handoff::{Caps, LeaseTerms, PROTOCOL_VERSION, PartyConfig, Peer, Terms, Timing};
 
 pub const BLOCK_TOKENS: u32 = 16;
 pub const LAYERS: u32 = 4;
@@ -80,6 +80,11 @@ pub fn manifest(request: RequestId, input_tokens: u32, sequences: u16) -> Arc<Ma
         retry: false,
         terms: TenantTerms::default(),
     })
+}
+
+pub fn caps() -> Caps {
+    let class = ClassRank::default();
+    Caps { class, max_output_tokens: 16, reserve_output_tokens: 16, expected_output_tokens: 8 }
 }
 
 pub fn pool() -> Kv {

@@ -15,10 +15,13 @@ use penstock_sched::handoff::{
     Started, Timing, ToReceiver, chunk_sum,
 };
 
-use crate::handoff_parts::{BLOCK_TOKENS, LAYERS, POOL, Party, TABLE, config, manifest, peer, pool};
+use crate::handoff_parts::{BLOCK_TOKENS, LAYERS, POOL, Party, TABLE, caps, config, manifest, peer, pool};
 
 #[path = "handoff_executors.rs"]
 mod executors;
+
+#[path = "handoff_lives.rs"]
+mod lives;
 
 /// The owner of prompts that the sender computes: promises are not what is tested there.
 const PREFILL_OWNER: OwnerId = OwnerId(60);
@@ -66,6 +69,8 @@ pub struct Spec {
     pub transport_confirms: bool,
     /// Parties are told of each other's restarts.
     pub discovery: bool,
+    /// After each of its steps a machine is written down, and the one that is read back goes on.
+    pub copied: bool,
     pub timing: Timing,
 }
 
@@ -82,6 +87,7 @@ impl Default for Spec {
             late_ppm: 0,
             transport_confirms: true,
             discovery: true,
+            copied: false,
             timing: Timing { transfer: Duration::from_s(30), ..Timing::default() },
         }
     }
@@ -236,7 +242,7 @@ impl World {
             now: Instant(1_000_000),
             agenda: BTreeMap::new(),
             serial: 0,
-            coordinator: coordinator(1, spec.timing),
+            coordinator: lives::coordinator(1, spec.timing),
             sender: Sender::new(config(Party::Sender, 1, spec.timing), Instant::ZERO),
             receiver: Receiver::new(config(Party::Receiver, 1, spec.timing), Instant::ZERO),
             epochs: [1; 3],
@@ -435,7 +441,7 @@ impl World {
             attempt: 1,
             sender: self.known[0],
             receiver: self.known[1],
-            reserve_output_tokens: 16,
+            caps: caps(),
             fallback: job.fallback,
         };
         self.by_request.insert(request.0, (index, TransferId(0), self.epochs[0]));
@@ -447,6 +453,9 @@ impl World {
     /// Counts a step and lets happen what is due after it.
     fn stepped(&mut self, party: Party) {
         self.outcome.steps += 1;
+        if self.spec.copied {
+            self.copy(party);
+        }
         self.spin = if self.spin.0 == self.now { (self.now, self.spin.1 + 1) } else { (self.now, 0) };
         if self.spin.1 > 5_000 {
             self.fail("the machines spin");
@@ -484,58 +493,6 @@ impl World {
                 self.calm = self.calm.max(self.now + lasts);
             }
             Trouble::Window(window) => self.put(self.now, Item::Receiver(ReceiverEvent::Window(window))),
-        }
-    }
-
-    fn crash(&mut self, party: Party, down: Duration) {
-        self.down[party as usize] = true;
-        self.epochs[party as usize] += 1;
-        let epoch = self.epochs[party as usize];
-        let timing = self.spec.timing;
-        match party {
-            Party::Coordinator => {
-                let open = self
-                    .by_request
-                    .iter()
-                    .filter(|(request, (_, _, of))| *of == epoch - 1 && !self.outcome.ends.contains_key(request));
-                self.outcome.lost_with_coordinator += open.count() as u32;
-                self.coordinator = coordinator(epoch as u16, timing);
-            }
-            Party::Sender => {
-                self.sender = Sender::new(config(party, epoch, timing), self.now);
-                (self.sender_kv, self.prompts) = (pool(), BTreeMap::new());
-            }
-            Party::Receiver => {
-                self.receiver = Receiver::new(config(party, epoch, timing), self.now);
-                (self.receiver_kv, self.running) = (pool(), BTreeMap::new());
-            }
-        }
-        self.calm = self.calm.max(self.now + down);
-        self.put(self.now + down, Item::Restart(party));
-    }
-
-    fn restart(&mut self, party: Party) {
-        self.down[party as usize] = false;
-        if !self.spec.discovery {
-            return;
-        }
-        let epoch = self.epochs[party as usize];
-        match party {
-            Party::Coordinator => {
-                let gone = GatewayEpoch(epoch as u16 - 1);
-                self.post(party, Party::Sender, Item::Sender(SenderEvent::GatewayDown(gone)));
-                self.post(party, Party::Receiver, Item::Receiver(ReceiverEvent::GatewayDown(gone)));
-            }
-            Party::Sender => {
-                let up = peer(party, epoch);
-                self.post(party, Party::Coordinator, Item::Coordinator(CoordinatorEvent::PeerUp(up)));
-                self.post(party, Party::Receiver, Item::Receiver(ReceiverEvent::PeerUp(up)));
-            }
-            Party::Receiver => {
-                let up = peer(party, epoch);
-                self.post(party, Party::Coordinator, Item::Coordinator(CoordinatorEvent::PeerUp(up)));
-                self.post(party, Party::Sender, Item::Sender(SenderEvent::PeerUp(up)));
-            }
         }
     }
 
@@ -684,6 +641,7 @@ impl World {
                     self.outcome.stopped += 1;
                     self.finish_running(transfer);
                 }
+                ReceiverEffect::Grant { .. } => {}
                 ReceiverEffect::Swept(_) => self.outcome.swept += 1,
                 ReceiverEffect::Stale => {}
             }
@@ -691,10 +649,4 @@ impl World {
         self.outcome.quarantined_most = self.outcome.quarantined_most.max(self.receiver_kv.counts().quarantined);
         self.stepped(me);
     }
-}
-
-fn coordinator(epoch: u16, timing: Timing) -> Coordinator {
-    let leases = LeaseTerms::default();
-    let config = CoordinatorConfig { epoch: GatewayEpoch(epoch), timing, leases, transfers: 16 };
-    Coordinator::new(config, Instant::ZERO)
 }

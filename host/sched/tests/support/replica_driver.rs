@@ -345,6 +345,7 @@ impl Driver {
                     self.receive(message);
                 }
                 ReplicaEffect::Event(event) => self.observe(*event),
+                ReplicaEffect::Handoff(effect) => panic!("nothing is handed off here: {effect:?}"),
             }
         }
     }
@@ -465,6 +466,7 @@ impl Driver {
             FromReplica::Resumed { request, recomputed_tokens, .. } => {
                 self.trace.push(format!("resume {} recompute {recomputed_tokens}", label(request)));
             }
+            FromReplica::Party { .. } => panic!("nothing is handed off here"),
             FromReplica::Cache { .. } => {}
         }
     }

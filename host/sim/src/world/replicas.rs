@@ -97,6 +97,7 @@ impl World<'_> {
             context_tokens_max: config.context_tokens_max,
             speed_ppm: 1_000_000,
             zone_rank: 0,
+            domain: 0,
         };
         for (place, gateway) in self.gateway_epochs() {
             self.news(replica, place, GatewayInput::ReplicaUp(facts));
@@ -122,6 +123,7 @@ impl World<'_> {
                 context_tokens_max: config.context_tokens_max,
                 speed_ppm: 1_000_000,
                 zone_rank: 0,
+                domain: 0,
             };
             self.news(replica, place, GatewayInput::ReplicaUp(facts));
             let at = self.arrival(Node::Gateway(place), Node::Replica(replica));
@@ -325,6 +327,7 @@ impl World<'_> {
             ReplicaEffect::SequenceEnded { seq, outcome, tokens } => {
                 self.sequence_ended(replica, epoch, *seq, (*outcome, *tokens))
             }
+            ReplicaEffect::Handoff(_) => Err("a hand-off where none is configured".to_owned()),
             ReplicaEffect::Event(event) => self.note_replica(*event),
         }
     }
@@ -452,6 +455,6 @@ fn attempt_of(message: &FromReplica) -> Option<(penstock_base::RequestId, u16)> 
         | FromReplica::Refuse { request, attempt, .. }
         | FromReplica::Ended { request, attempt, .. } => Some((*request, *attempt)),
         FromReplica::Progress(progress) => Some((progress.request, progress.attempt)),
-        FromReplica::Report(_) | FromReplica::Cache { .. } => None,
+        FromReplica::Report(_) | FromReplica::Cache { .. } | FromReplica::Party { .. } => None,
     }
 }

@@ -157,7 +157,7 @@ impl AdmissionFacts<'_> {
         let finish = self.need_blocks(self.asked.max_output_tokens, manifest.sequences);
         let longest = u64::from(manifest.input_tokens) + u64::from(self.asked.max_output_tokens);
         let ready = self.state.replicas.iter_ready();
-        ready.filter(|(_, replica)| replica.facts.role_code == 3 && replica.fits(&need, finish, longest)).count() as u64
+        ready.filter(|(_, replica)| replica.decodes() && replica.fits(&need, finish, longest)).count() as u64
     }
 
     /// Gateway wait at the pace of the pool, then credit and prefill at the best ready replica.

@@ -17,6 +17,8 @@ pub(in crate::gateway) struct RoutingFacts<'a> {
     pub request: &'a Request,
     /// Replicas that passed the hard filter, also those outside the window.
     pub eligible: u64,
+    /// The replica that decodes, when it is asked who computes the prompt.
+    pub peer: Option<penstock_base::ReplicaId>,
 }
 
 impl ContextSource<RoutingSignal> for RoutingFacts<'_> {
@@ -39,8 +41,7 @@ impl ContextSource<RoutingSignal> for RoutingFacts<'_> {
             Signal::HeldUs => Some(request.wait.held.as_us()),
             Signal::SloTtftUs => target(state.ttft_target(request)),
             Signal::SloTpotUs => target(manifest.slo_tpot),
-            // One replica does it all until prefill and decode part.
-            Signal::PeerReplicaId => None,
+            Signal::PeerReplicaId => self.peer.map(|peer| u64::from(peer.0)),
         }
     }
 }
