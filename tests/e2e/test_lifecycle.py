@@ -142,6 +142,36 @@ def test_replicas_give_the_same_tokens(pair):
     assert len(texts) == 1
 
 
+def test_bfloat16_products_answer_alike_alone_and_among_others(tmp_path):
+    server = Server(tmp_path, "--precision", "bf16", "--packed-cache", "off")
+    try:
+        question = {"role": "user", "content": "What is the capital of France?"}
+        chat = {"model": MODEL_NAME, "messages": [question], "temperature": 0, "max_tokens": 16}
+        body = {**PROMPT, "max_tokens": 24, "logprobs": 2}
+
+        async def scene():
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+                answer = (await http.post("/v1/chat/completions", json=chat)).json()
+
+                async def ask(prompt):
+                    choice = (await http.post("/v1/completions", json={**body, "prompt": prompt})).json()["choices"][0]
+                    return choice["text"], choice["logprobs"]
+
+                alone = await ask(PROMPT["prompt"])
+                # The prompt may be found in the cache this time, in a batch of prompts of other lengths.
+                others = [ask(f"{number} is a number" + " and so is the next one" * number) for number in range(6)]
+                among = await asyncio.gather(ask(PROMPT["prompt"]), *others, ask(PROMPT["prompt"]))
+                return answer["choices"][0]["message"]["content"], alone, among
+
+        text, alone, among = asyncio.run(scene())
+        assert "Paris" in text
+        assert among[0] == alone and among[-1] == alone
+        assert among[1] != alone
+        assert re.search(r"precision=\W*bf16/(fma|avx512-bf16|amx-bf16)", re.sub(r"\x1b\[[0-9;]*m", "", server.log_path.read_text()))
+    finally:
+        server.stop()
+
+
 def test_the_admin_listener_shows_what_is_in_force(pair):
     admin = pair.admin_url()
     config = httpx.get(f"{admin}/config").text

@@ -2,7 +2,8 @@
 //!
 //! Rates are by the processor's time shared among the threads, so that a busy machine shows as little as possible; `wall` is by the clock.
 //!
-//! `cargo run --profile ci -p penstock-exec-cpu --example throughput -- MODEL.gguf [threads] [prefill]`; `prefill` ends after the prefill.
+//! `cargo run --profile ci -p penstock-exec-cpu --example throughput -- MODEL.gguf [threads] [all|prefill] [int15|bf16]`; `prefill` ends after
+//! the prefill, `bf16` computes products of bfloat16.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::Instant;
 
 use penstock_exec::SamplingParams;
 use penstock_exec_cpu::sampling::{Request, Sampler};
-use penstock_exec_cpu::{CpuModel, Forward, Keep, MemoryBudget, Numerics, SequenceRows, ThreadPool};
+use penstock_exec_cpu::{CpuModel, Forward, Keep, MemoryBudget, Numerics, Precision, SequenceRows, ThreadPool};
 use penstock_kernels_cpu::KvPool;
 use penstock_model::{Model, OpenOptions};
 
@@ -19,21 +20,31 @@ const CONTEXT: usize = 128;
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let Some(path) = arguments.next() else {
-        eprintln!("usage: throughput MODEL.gguf [threads] [prefill]");
+        eprintln!("usage: throughput MODEL.gguf [threads] [all|prefill] [int15|bf16]");
         return;
     };
     let threads = arguments.next().and_then(|t| t.parse().ok()).unwrap_or(2);
     let prefill_only = arguments.next().is_some_and(|which| which == "prefill");
+    let precision = match arguments.next().as_deref() {
+        None | Some("int15") => Precision::Int15,
+        Some("bf16") => Precision::Bf16,
+        Some(other) => {
+            eprintln!("{other} is no precision: int15, bf16");
+            return;
+        }
+    };
+    let numerics = Numerics { precision, ..Numerics::default() };
     let model = Model::open(Path::new(&path), &OpenOptions::default(), &mut |_, _| {}).expect("opens");
     let pool = Arc::new(ThreadPool::new(threads).expect("threads start"));
     let budget = MemoryBudget::new(8 << 30);
     let start = Instant::now();
-    let cpu = Arc::new(CpuModel::load(&model, pool, &budget, Numerics::default()).expect("loads"));
+    let cpu = Arc::new(CpuModel::load(&model, pool, &budget, numerics).expect("loads"));
     println!(
-        "packed {} MiB in {:.2?}, tier {}, {threads} threads",
+        "packed {} MiB in {:.2?}, tier {}, {} products, {threads} threads",
         cpu.weight_bytes() >> 20,
         start.elapsed(),
-        cpu.tier()
+        cpu.tier(),
+        numerics.products()
     );
     let blocks = 32 * (CONTEXT + 64) / 16;
     let mut kv = KvPool::new(&budget, Forward::kv_shape(&cpu, 16, blocks)).expect("fits");

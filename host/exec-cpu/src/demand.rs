@@ -62,7 +62,7 @@ impl Demand {
         options: &CpuOptions,
     ) -> Result<Self, CpuError> {
         check(config, numerics.tier)?;
-        let plan = MatrixPlan::new(config, tensor)?;
+        let plan = MatrixPlan::new(config, numerics.precision, tensor)?;
         let shape = Forward::kv_shape_of(config, numerics.kv_dtype, options.block_size_tokens as usize, 1);
         let block_bytes = shape.block_bytes().ok_or(penstock_kernels_cpu::KvError::Shape(shape))?;
         let matrices = mapped_bytes(plan.bytes()).unwrap_or(usize::MAX);
@@ -73,7 +73,7 @@ impl Demand {
         let samplers = options.samplers(threads) * Sampler::room_bytes(config.vocab);
         Ok(Self {
             weights_bytes: matrices.saturating_add(vector_bytes(config)) as u64,
-            threads_bytes: (threads * thread_bytes(numerics.tier, plan.longest_input())) as u64,
+            threads_bytes: (threads * thread_bytes(numerics.precision, numerics.tier, plan.longest_input())) as u64,
             buffers_bytes: (room.bytes(config, numerics) + logits + samplers) as u64,
             sequences_bytes: slot.saturating_add(STEP_ROW_BYTES).saturating_mul(options.slots as usize) as u64,
             block_bytes: block_bytes as u64,

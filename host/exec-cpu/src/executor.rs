@@ -82,8 +82,8 @@ impl CpuOptions {
 
 /// Computes the steps of one replica on the CPU.
 ///
-/// Row-invariant: the bits of a row's logits, and so its tokens, do not depend on batch, neighbours, chunking, block placement, threads or
-/// instruction set.
+/// Row-invariant: the bits of a row's logits, and so its tokens, do not depend on batch, neighbours, chunking, block placement or threads, nor,
+/// but with [`crate::Precision::Bf16`], on the instruction set.
 #[derive(Debug)]
 pub struct CpuExecutor {
     geometry: Geometry,

@@ -1,7 +1,8 @@
 //! The executor that computes on this machine's CPU: the embedded default.
 //!
 //! Layer 3. The question this crate answers is "which token comes next?", for a batch of sequences at a time, on top of
-//! `penstock-kernels-cpu` (the numbers) and `penstock-model` (the weights). It is row-invariant: see [`penstock_exec::Executor`].
+//! `penstock-kernels-cpu` (the numbers) and `penstock-model` (the weights). It is row-invariant: see [`penstock_exec::Executor`]. With
+//! [`Precision::Bf16`] it is so as well, on one kind of CPU: what two kinds compute then differs.
 //!
 //! - [`CpuModel`] packs weights once; replicas share it, and its threads, behind an `Arc`.
 //! - [`CpuExecutor`] is one replica: slots, a KV pool, and the buffers of a pass. It implements [`penstock_exec::Executor`].
@@ -31,4 +32,4 @@ pub use model::{CpuModel, Numerics};
 pub use packed_cache::{PackedCache, PackedMode, PackedOutcome, packed_places};
 pub use packed_file::Unusable;
 pub use penstock_kernels_cpu::memory::HUGE_PAGE_BYTES;
-pub use penstock_kernels_cpu::{KvDtype, MemoryBudget, Precision, ThreadPool, Tier, TierError};
+pub use penstock_kernels_cpu::{Bf16Unit, KvDtype, MemoryBudget, Precision, ThreadPool, Tier, TierError};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use penstock_kernels_cpu::weights::{PackJob, WeightBytes, WeightMemory, pack_all};
-use penstock_kernels_cpu::{HugeBuffer, MemoryBudget, PackedMatrix, PackedShape, SourceFormat, ThreadPool};
+use penstock_kernels_cpu::{HugeBuffer, MemoryBudget, PackedMatrix, PackedShape, Precision, SourceFormat, ThreadPool};
 use penstock_model::weights::{LayerPart, TensorRole, TensorView};
 use penstock_model::{DType, ModelConfig};
 
@@ -36,9 +36,10 @@ pub(crate) struct MatrixPlan<'a> {
 }
 
 impl<'a> MatrixPlan<'a> {
-    /// Finds every matrix that `config` implies.
+    /// Finds every matrix that `config` implies, to be packed for products of that precision.
     pub(crate) fn new(
         config: &ModelConfig,
+        precision: Precision,
         tensor: impl Fn(TensorRole) -> Option<TensorView<'a>>,
     ) -> Result<Self, CpuError> {
         let head = if config.tied_head { None } else { Some(TensorRole::Output) };
@@ -47,7 +48,7 @@ impl<'a> MatrixPlan<'a> {
         let matrices = roles.map(|role| {
             let source = tensor(role).ok_or_else(|| CpuError::TensorMissing { name: format!("{role:?}") })?;
             let format = source_format(source.dtype);
-            let shape = PackedShape::new(format.packed(), source.rows, source.cols)
+            let shape = PackedShape::new(format.packed_for(precision), source.rows, source.cols)
                 .map_err(|source| CpuError::Pack { name: format!("{role:?}"), source })?;
             Ok(Planned { role, source, format, shape })
         });

@@ -3,7 +3,8 @@
 //! The file is named by the model file's own place and by the digest of its weights, the SHA-256 over all their bytes that the loader has
 //! anyway. It lies beside the model, or where that cannot be written in a cache folder. It is written aside, synced, and renamed into place:
 //! whoever sees it sees all of it. Writers hold a lock on the file written aside, so one of several that start at once writes, and what a
-//! killed one left is written over. A new file replaces those that the same model file had with other weights.
+//! killed one left is written over. A new file replaces those that the same model file had with other weights. Weights packed as bfloat16
+//! lie in files of their own, beside the others: changing the precision back and forth packs each once.
 //!
 //! Nothing that goes wrong here keeps a model from being loaded: it is packed then, and [`PackedOutcome`] says why.
 
@@ -15,7 +16,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use penstock_kernels_cpu::weights::WeightMemory;
-use penstock_kernels_cpu::{MemoryBudget, PackedMatrix, ThreadPool};
+use penstock_kernels_cpu::{MemoryBudget, PackedMatrix, Precision, ThreadPool};
 use penstock_model::Digest;
 use penstock_model::weights::TensorRole;
 
@@ -73,20 +74,23 @@ impl fmt::Display for PackedOutcome {
 
 /// Digits of a digest in a file's name: enough to tell apart what one model file has been.
 const NAME_DIGITS: usize = 16;
-const ENDING: &str = ".packed";
+/// How names end, of weights packed for integers and as bfloat16.
+const ENDINGS: [&str; 2] = [".packed", ".bf16.packed"];
 
-/// Where the packed weights of the model at `model` may lie: beside a file, inside a folder, or in `cache_dir`.
-pub fn packed_places(model: &Path, source: &Digest, cache_dir: Option<&Path>) -> Vec<PathBuf> {
+/// Where the packed weights of the model at `model` may lie, for products of that precision: beside a file, inside a folder, or in
+/// `cache_dir`.
+pub fn packed_places(model: &Path, source: &Digest, precision: Precision, cache_dir: Option<&Path>) -> Vec<PathBuf> {
     let digits = &source.to_string()[..NAME_DIGITS];
+    let ending = ENDINGS[usize::from(precision == Precision::Bf16)];
     let beside = if model.is_dir() {
-        Some(model.join(format!(".weights.{digits}{ENDING}")))
+        Some(model.join(format!(".weights.{digits}{ending}")))
     } else {
-        model.file_name().map(|name| model.with_file_name(format!(".{}.{digits}{ENDING}", name.to_string_lossy())))
+        model.file_name().map(|name| model.with_file_name(format!(".{}.{digits}{ending}", name.to_string_lossy())))
     };
     // Models of one name in several folders must not replace each other's files there.
     let place = fs::canonicalize(model).unwrap_or_else(|_| model.to_owned());
     let place = &Digest::of(place.as_os_str().as_encoded_bytes()).to_string()[..NAME_DIGITS];
-    let in_cache = cache_dir.map(|dir| dir.join(format!("{place}.{digits}{ENDING}")));
+    let in_cache = cache_dir.map(|dir| dir.join(format!("{place}.{digits}{ending}")));
     beside.into_iter().chain(in_cache).collect()
 }
 
@@ -224,12 +228,13 @@ impl Drop for Aside {
 /// Removes the files of the same model file with other weights.
 fn remove_predecessors(path: &Path) {
     let Some((dir, name)) = path.parent().zip(path.file_name().and_then(|name| name.to_str())) else { return };
-    let Some(prefix) = name.strip_suffix(ENDING).and_then(|name| name.get(..name.len().checked_sub(NAME_DIGITS)?))
-    else {
+    // The longer ending ends like the shorter one.
+    let Some(&ending) = ENDINGS.iter().rev().find(|&&ending| name.ends_with(ending)) else { return };
+    let Some(prefix) = name.len().checked_sub(ending.len() + NAME_DIGITS).and_then(|length| name.get(..length)) else {
         return;
     };
     let is_predecessor = |other: &str| {
-        let digits = other.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(ENDING));
+        let digits = other.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(ending));
         other != name
             && digits.is_some_and(|digits| {
                 digits.len() == NAME_DIGITS && digits.bytes().all(|digit| digit.is_ascii_hexdigit())

@@ -110,6 +110,7 @@ fn format_code(format: PackedFormat) -> u32 {
         PackedFormat::Q4K => 5,
         PackedFormat::Q5K => 6,
         PackedFormat::Q6K => 7,
+        PackedFormat::Bf16 => 8,
     }
 }
 

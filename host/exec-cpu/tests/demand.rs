@@ -172,7 +172,9 @@ fn check(name: &str, tiny: &TinyModel, numerics: Numerics) {
 #[test]
 fn what_is_demanded_is_what_is_taken() {
     for tier in Tier::ALL.into_iter().filter(|tier| tier.is_supported()) {
-        for (precision, kv_dtype) in [(Precision::Int15, KvDtype::Bf16), (Precision::Int8, KvDtype::Int8)] {
+        for (precision, kv_dtype) in
+            [(Precision::Int15, KvDtype::Bf16), (Precision::Int8, KvDtype::Int8), (Precision::Bf16, KvDtype::Bf16)]
+        {
             let numerics = Numerics { tier, precision, kv_dtype };
             check(&format!("{tier}"), &TinyModel::new(RopeLayout::Interleaved, true), numerics);
             let mut gemma = TinyModel::new(RopeLayout::Halves, false).config;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use penstock_exec_cpu::{
-    CpuError, CpuModel, Forward, Keep, MemoryBudget, Numerics, PackedCache, PackedMode, PackedOutcome, SequenceRows,
-    ThreadPool, Unusable, packed_places,
+    CpuError, CpuModel, Forward, Keep, MemoryBudget, Numerics, PackedCache, PackedMode, PackedOutcome, Precision,
+    SequenceRows, ThreadPool, Unusable, packed_places,
 };
 use penstock_kernels_cpu::{KvPool, PackedMatrix, SourceFormat};
 use penstock_model::weights::{LayerPart, TensorRole};
@@ -33,11 +33,15 @@ fn cache(mode: PackedMode, places: &[&Path]) -> PackedCache {
 }
 
 fn load(tiny: &TinyModel, cache: &PackedCache) -> (Arc<CpuModel>, PackedOutcome) {
+    load_with(tiny, cache, Numerics::default())
+}
+
+fn load_with(tiny: &TinyModel, cache: &PackedCache, numerics: Numerics) -> (Arc<CpuModel>, PackedOutcome) {
     let threads = Arc::new(ThreadPool::new(2).expect("threads start"));
     let budget = MemoryBudget::new(1 << 30);
     let view = |role| tiny.view(role);
     let (model, outcome) =
-        CpuModel::from_tensors_cached(&tiny.config, view, cache, threads, &budget, Numerics::default()).expect("loads");
+        CpuModel::from_tensors_cached(&tiny.config, view, cache, threads, &budget, numerics).expect("loads");
     (Arc::new(model), outcome)
 }
 
@@ -306,7 +310,9 @@ fn a_new_file_replaces_those_of_the_same_model_file_and_no_others() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model.gguf");
     fs::write(&model, b"").unwrap();
-    let place = |path: &Path, digest: &[u8]| -> PathBuf { packed_places(path, &Digest::of(digest), None)[0].clone() };
+    let place = |path: &Path, digest: &[u8]| -> PathBuf {
+        packed_places(path, &Digest::of(digest), Precision::Int15, None)[0].clone()
+    };
     let neighbour = dir.path().join("model.gguf.other");
     let (before, others) = (place(&model, b"before"), place(&neighbour, b"before"));
     // "before" in hexadecimal begins with the digits of its SHA-256.
@@ -314,11 +320,52 @@ fn a_new_file_replaces_those_of_the_same_model_file_and_no_others() {
     for path in [&before, &others, &dir.path().join(".model.gguf.notes.packed")] {
         fs::write(path, b"old").unwrap();
     }
-    let now = packed_places(&model, &source(), None);
+    let now = packed_places(&model, &source(), Precision::Int15, None);
     let places: Vec<&Path> = now.iter().map(PathBuf::as_path).collect();
     load(&tiny(), &cache(PackedMode::Copy, &places));
     assert!(now[0].exists() && others.exists() && !before.exists(), "{:?}", names(dir.path()));
     assert!(dir.path().join(".model.gguf.notes.packed").exists());
+}
+
+#[test]
+fn weights_in_bfloat16_are_kept_beside_the_others_and_never_taken_for_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.gguf");
+    fs::write(&model, b"").unwrap();
+    let tiny = tiny();
+    let bf16 = Numerics { precision: Precision::Bf16, ..Numerics::default() };
+    let place = |source: &Digest, numerics: Numerics| packed_places(&model, source, numerics.precision, None);
+    let cache = |places: &[PathBuf]| PackedCache { mode: PackedMode::Copy, source: source(), places: places.to_vec() };
+    let wanted = [Numerics::default(), bf16].map(|numerics| logits(&load_with(&tiny, &cache(&[]), numerics).0));
+    assert_ne!(wanted[0], wanted[1]);
+    // An older file of each kind goes when one of its own kind is written.
+    for numerics in [Numerics::default(), bf16] {
+        fs::write(&place(&Digest::of(b"before"), numerics)[0], b"old").unwrap();
+    }
+    for round in 0..2 {
+        for (numerics, wanted) in [Numerics::default(), bf16].into_iter().zip(&wanted) {
+            let places = place(&source(), numerics);
+            let (model, outcome) = load_with(&tiny, &cache(&places), numerics);
+            assert!(outcome.unusable.is_empty(), "{:?}", outcome.unusable);
+            assert_eq!((outcome.read.is_some(), outcome.written.is_some()), (round == 1, round == 0), "{numerics:?}");
+            assert_eq!(logits(&model), *wanted, "{numerics:?}");
+        }
+    }
+    let digits = &source().to_string()[..16];
+    assert_eq!(
+        names(dir.path()),
+        [format!(".model.gguf.{digits}.bf16.packed"), format!(".model.gguf.{digits}.packed"), "model.gguf".to_owned()]
+    );
+    // Two bytes a weight: the table of 203 rows is filled up to 208, as is the output projection; both layers have 256 by 256 matrices but
+    // for keys and values, of 64 rows.
+    let rows = 2 * 208 + 2 * (5 * 256 + 2 * 64);
+    let (_, outcome) = load_with(&tiny, &cache(&place(&source(), bf16)), bf16);
+    assert_eq!(outcome.bytes, rows * 256 * 2);
+    // One file in the other's place is told and packed over.
+    let swapped = place(&source(), Numerics::default());
+    let (model, outcome) = load_with(&tiny, &cache(&swapped), bf16);
+    assert!(matches!(&outcome.unusable[..], [(_, Unusable::Length { .. })]), "{:?}", outcome.unusable);
+    assert_eq!(logits(&model), wanted[1]);
 }
 
 #[test]
@@ -328,10 +375,10 @@ fn a_folder_keeps_its_file_inside_and_a_cache_folder_tells_models_of_one_name_ap
     let (one, two) = (dir.path().join("one"), dir.path().join("two"));
     fs::create_dir_all(&one).unwrap();
     fs::create_dir_all(&two).unwrap();
-    let places = packed_places(&one, &source(), Some(&cache));
+    let places = packed_places(&one, &source(), Precision::Int15, Some(&cache));
     assert_eq!(places[0].parent(), Some(one.as_path()));
     assert_eq!(places[1].parent(), Some(cache.as_path()));
-    let of = |path: &Path| packed_places(path, &source(), Some(&cache))[1].clone();
+    let of = |path: &Path| packed_places(path, &source(), Precision::Int15, Some(&cache))[1].clone();
     assert_ne!(of(&one.join("model.gguf")), of(&two.join("model.gguf")));
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
-use crate::config::{AdminListen, Config, Faults, KvDtype, PackedCacheMode, StateDir};
+use crate::config::{AdminListen, Config, Faults, KvDtype, PackedCacheMode, Precision, StateDir};
 use crate::journal::VerifyArgs;
 use crate::policies::command::PolicyArgs;
 
@@ -124,7 +124,7 @@ pub struct ServeArgs {
     /// Compute threads [default: one a core].
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Instruction set of the kernels; all give the same tokens [default: $PENSTOCK_CPU_TIER, else the fastest of this machine].
+    /// Instruction set of the kernels; all give the same tokens, but for --precision bf16 [default: $PENSTOCK_CPU_TIER, else the fastest of this machine].
     #[arg(long, value_name = "NAME")]
     pub cpu_tier: Option<String>,
     /// Keep each compute thread to a core of its own; there must be as many cores as threads [default: threads move freely].
@@ -139,6 +139,9 @@ pub struct ServeArgs {
     /// Longest sequence, prompt and output together; 0 is the model's context [default: 0].
     #[arg(long, value_name = "N")]
     pub context_tokens: Option<u32>,
+    /// How weights and activations of products are rounded: bf16 takes two bytes a weight, and its answers depend on the kind of CPU [default: int15].
+    #[arg(long, value_name = "PRECISION")]
+    pub precision: Option<Precision>,
     /// How keys and values are held: int8 takes about half the memory, so that twice the blocks fit, and changes answers a little [default: bf16].
     #[arg(long, value_name = "DTYPE")]
     pub kv_dtype: Option<KvDtype>,
@@ -171,6 +174,7 @@ impl ServeArgs {
         set(&mut config.replicas.kv_blocks, args.kv_blocks);
         set(&mut config.replicas.memory_bytes, args.memory_bytes);
         set(&mut config.replicas.context_tokens, args.context_tokens);
+        set(&mut config.replicas.precision, args.precision);
         set(&mut config.replicas.kv_dtype, args.kv_dtype);
         set(&mut config.replicas.overlap, args.overlap);
         set(&mut config.server.drain_grace_s, args.drain_grace);

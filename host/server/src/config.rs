@@ -6,7 +6,7 @@ mod check;
 mod sections;
 
 pub use check::Faults;
-pub use sections::{AdminListen, ClassConfig, Config, KvDtype, ObjectiveConfig, PackedCacheMode, StateDir};
+pub use sections::{AdminListen, ClassConfig, Config, KvDtype, ObjectiveConfig, PackedCacheMode, Precision, StateDir};
 
 use std::path::Path;
 

@@ -10,7 +10,7 @@ use penstock_engine::{DecisionsConfig, EngineConfig, EngineLimits, JournalConfig
 use penstock_exec::Executor;
 use penstock_exec_cpu::{
     CpuExecutor, CpuModel, CpuOptions, Demand, KvDtype, MemoryBudget, Numerics, PackedCache, PackedMode, PackedOutcome,
-    ThreadPool, Tier, packed_places,
+    Precision, ThreadPool, Tier, packed_places,
 };
 use penstock_hub::{Said, Settings, Source};
 use penstock_model::{Model, OpenOptions, Tokenizer, cache_dir};
@@ -121,11 +121,6 @@ fn threads(config: &Config) -> usize {
     if config.replicas.threads == 0 { cores } else { config.replicas.threads }
 }
 
-fn numerics(config: &Config) -> Result<Numerics> {
-    let tier = Tier::choose(&config.replicas.cpu_tier).context("replicas.cpu_tier")?;
-    Ok(Numerics { tier, kv_dtype: kv_dtype(config), ..Numerics::default() })
-}
-
 /// Settles where the memory goes, before any of it is taken.
 ///
 /// # Errors
@@ -152,8 +147,7 @@ pub fn executors(config: &Config, located: &Located, model: &Model, memory: &Mem
     let threads = Arc::new(threads.context("start compute threads (replicas.threads, replicas.pin_threads)")?);
     let budget = MemoryBudget::new(memory.budget_bytes());
     let numerics = numerics(config)?;
-    let tier = numerics.tier;
-    tracing::info!(%tier, kv_dtype = %numerics.kv_dtype, threads = threads.threads(), pinned = config.replicas.pin_threads, "loading the weights");
+    tracing::info!(tier = %numerics.tier, precision = numerics.products(), kv_dtype = %numerics.kv_dtype, threads = threads.threads(), pinned = config.replicas.pin_threads, "loading the weights");
     let source = model.manifest().weights;
     let cache = PackedCache {
         mode: match config.model.packed_cache {
@@ -162,7 +156,7 @@ pub fn executors(config: &Config, located: &Located, model: &Model, memory: &Mem
             PackedCacheMode::Off => PackedMode::Off,
         },
         source,
-        places: packed_places(&located.path, &source, cache_dir::packed_dir().as_deref()),
+        places: packed_places(&located.path, &source, numerics.precision, cache_dir::packed_dir().as_deref()),
     };
     let start = std::time::Instant::now();
     let (weights, outcome) = CpuModel::load_cached(model, &cache, threads, &budget, numerics)?;
@@ -268,20 +262,35 @@ fn replica_config(config: &Config) -> ReplicaConfig {
     }
 }
 
-/// How the executors hold keys and values.
-fn kv_dtype(config: &Config) -> KvDtype {
-    match config.replicas.kv_dtype {
-        config::KvDtype::Bf16 => KvDtype::Bf16,
-        config::KvDtype::Int8 => KvDtype::Int8,
-    }
+/// How the executors compute.
+///
+/// # Errors
+/// A tier that is not there (the configuration's check has refused it before).
+fn numerics(config: &Config) -> Result<Numerics> {
+    let replicas = &config.replicas;
+    Ok(Numerics {
+        tier: Tier::choose(&replicas.cpu_tier).context("replicas.cpu_tier")?,
+        precision: match replicas.precision {
+            config::Precision::Int15 => Precision::Int15,
+            config::Precision::Bf16 => Precision::Bf16,
+        },
+        kv_dtype: match replicas.kv_dtype {
+            config::KvDtype::Bf16 => KvDtype::Bf16,
+            config::KvDtype::Int8 => KvDtype::Int8,
+        },
+    })
 }
 
 /// The model as the engine must know it.
-pub fn served_model(config: &Config, name: String, model: &Model) -> ServedModel {
+///
+/// # Errors
+/// As [`numerics`].
+pub fn served_model(config: &Config, name: String, model: &Model) -> Result<ServedModel> {
+    let numerics = numerics(config)?;
     // What the CPU kernels store and how they round on the way there: both are part of the identity of cached blocks.
-    let layout = format!("paged-by-head/{:?}", Numerics::default().precision);
-    let namespace = model.manifest().namespace(None, kv_dtype(config).name(), &layout);
-    ServedModel { name, namespace, vocabulary: Arc::new(Bytes(Arc::clone(model.tokenizer()))) }
+    let layout = format!("paged-by-head/{}", numerics.products());
+    let namespace = model.manifest().namespace(None, numerics.kv_dtype.name(), &layout);
+    Ok(ServedModel { name, namespace, vocabulary: Arc::new(Bytes(Arc::clone(model.tokenizer()))) })
 }
 
 struct Bytes(Arc<Tokenizer>);

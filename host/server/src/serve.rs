@@ -49,7 +49,7 @@ pub fn run(mut config: Config) -> Result<()> {
     let executors = machines::executors(&config, &located, &model, &memory)?;
     // From here on the number in force is the configuration's.
     config.replicas.kv_blocks = memory.ledger.blocks;
-    let served = machines::served_model(&config, name.clone(), &model);
+    let served = machines::served_model(&config, name.clone(), &model)?;
     let (reports, inbox) = Keeper::inbox();
     let settings = MakerSettings {
         cache_dir: deployment::default_dir("compiled-policies"),
@@ -170,6 +170,7 @@ fn announce(app: &App, listeners: &Listeners, memory: &Memory, start: Instant) {
         model = app.model_name,
         fingerprint = app.engine.namespace().fingerprint(),
         origin = app.model.manifest().origin.as_deref().unwrap_or("this machine"),
+        precision = ?app.config.replicas.precision,
         replicas = app.config.replicas.count,
         kv_blocks = app.config.replicas.kv_blocks,
         kv_dtype = ?app.config.replicas.kv_dtype,

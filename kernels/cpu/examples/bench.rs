@@ -1,11 +1,12 @@
 //! Figures of the kernels on this machine: each tier's rate, and its ratio to the scalar tier measured in the same run.
 //!
-//! `cargo run --profile ci -p penstock-kernels-cpu --example bench -- [threads] [linear,head,attention]`. Shapes are those of SmolLM2-135M. The least
+//! `cargo run --profile ci -p penstock-kernels-cpu --example bench -- [threads] [linear,bf16,head,attention] [tier]`. Shapes are those of SmolLM2-135M. The least
 //! processor time of several repetitions counts; on a busy machine only the ratios of neighbouring lines mean much.
 
 use penstock_kernels_cpu::{
-    Activations, AttentionLayer, AttentionPlan, AttentionRun, HeadRows, KvDtype, KvPool, KvShape, MemoryBudget,
-    PackedMatrix, Part, Precision, SourceFormat, Store, ThreadPool, Tier, attend, ceiling, logits, multiply,
+    Activations, AttentionLayer, AttentionPlan, AttentionRun, Bf16Unit, HeadRows, KvDtype, KvPool, KvShape,
+    MemoryBudget, PackedMatrix, PackedShape, Part, Precision, SourceFormat, Store, ThreadPool, Tier, attend, ceiling,
+    logits, multiply,
 };
 
 /// Least processor time of several calls, shared among the threads: other processes cost little of it, waiting for a thread does count.
@@ -73,7 +74,74 @@ fn tile_ceiling() {
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 fn tile_ceiling() {}
 
-/// The linear layers of one decoder layer, several copies, so that weights stream from memory as in a real pass.
+/// The rate of AVX-512 BF16 from registers, where there is any.
+#[cfg(target_arch = "x86_64")]
+fn bf16_ceiling() {
+    if Bf16Unit::of(Tier::Avx512Vnni) != Bf16Unit::Avx512Bf16 {
+        return;
+    }
+    let mut operations = 0;
+    let seconds = best_seconds(1, 5, || operations = std::hint::black_box(ceiling::multiply_bf16(1 << 20)).0);
+    println!("ceiling avx512-bf16  one thread: {:7.1} GFLOP/s of bfloat16 products", operations as f64 / seconds / 1e9);
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn bf16_ceiling() {}
+
+/// Outputs and inputs of the linear layers of one decoder layer.
+const SHAPES: [(usize, usize); 4] = [(960, 576), (576, 576), (3072, 576), (576, 1536)];
+
+/// The linear layers of a model: enough copies of one decoder layer's that weights stream from memory as in a real pass.
+struct Linear {
+    precision: Precision,
+    layers: Vec<Vec<PackedMatrix>>,
+}
+
+impl Linear {
+    fn new(budget: &MemoryBudget, format: SourceFormat, precision: Precision) -> Self {
+        let pack = |(n, k): (usize, usize)| {
+            let k = k / format.block_len() * format.block_len();
+            let source = bytes(n * (k / format.block_len()) * format.block_bytes());
+            let shape = PackedShape::new(format.packed_for(precision), n, k).expect("legal");
+            PackedMatrix::pack_as(budget, &source, format, shape).expect("packs")
+        };
+        Self { precision, layers: (0..30).map(|_| SHAPES.map(pack).into()).collect() }
+    }
+
+    fn bytes(&self) -> usize {
+        self.layers.iter().flatten().map(PackedMatrix::bytes).sum()
+    }
+
+    /// Operations of all products of so many rows.
+    fn operations(&self, rows: usize) -> f64 {
+        2.0 * (rows * self.layers.iter().flatten().map(|matrix| matrix.n() * matrix.k()).sum::<usize>()) as f64
+    }
+
+    /// Least seconds of all products of so many rows.
+    fn seconds(&self, pool: &ThreadPool, tier: Tier, rows: usize, repeats: usize) -> f64 {
+        let mut out = vec![0f32; rows * 3072];
+        let mut session = pool.enter();
+        let inputs: Vec<Activations> = self.layers[0]
+            .iter()
+            .map(|matrix| {
+                let mut a = Activations::new(self.precision);
+                a.quantise(&mut session, tier, &mut noise(rows * matrix.k(), 1), matrix.k()).expect("quantises");
+                a
+            })
+            .collect();
+        best_seconds(pool.threads(), repeats, || {
+            for layer in &self.layers {
+                for (matrix, input) in layer.iter().zip(&inputs) {
+                    let parts = [Part { matrix, column: 0 }];
+                    multiply(&mut session, tier, input, &parts, Store::Replace, &mut out, matrix.n())
+                        .expect("multiplies");
+                }
+            }
+        })
+    }
+}
+
+/// Products of integers, by format.
 fn linear_layers(pool: &ThreadPool, tiers: &[Tier]) {
     let budget = MemoryBudget::new(2 << 30);
     let formats = [
@@ -86,52 +154,54 @@ fn linear_layers(pool: &ThreadPool, tiers: &[Tier]) {
         SourceFormat::Q6K,
     ];
     for (format, precision) in formats.into_iter().flat_map(|f| [(f, Precision::Int8), (f, Precision::Int15)]) {
-        let shapes = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
-            .map(|(n, k)| (n, k / format.block_len() * format.block_len()));
-        let pack = |n: usize, k: usize| {
-            let source = bytes(n * (k / format.block_len()) * format.block_bytes());
-            PackedMatrix::pack(&budget, &source, format, n, k).expect("packs")
-        };
-        let layers: Vec<Vec<PackedMatrix>> =
-            (0..30).map(|_| shapes.iter().map(|&(n, k)| pack(n, k)).collect()).collect();
-        let weight_bytes: usize = layers.iter().flatten().map(PackedMatrix::bytes).sum();
+        let linear = Linear::new(&budget, format, precision);
         for rows in [1, 4, 16, 128] {
-            let mut out = vec![0f32; rows * 3072];
             let mut scalar = None;
             for &tier in tiers {
                 if tier == Tier::Scalar && rows > 1 {
                     continue;
                 }
-                let mut session = pool.enter();
-                let inputs: Vec<Activations> = shapes
-                    .iter()
-                    .map(|&(_, k)| {
-                        let mut a = Activations::new(precision);
-                        a.quantise(&mut session, tier, &mut noise(rows * k, 1), k).expect("quantises");
-                        a
-                    })
-                    .collect();
-                let seconds = best_seconds(pool.threads(), if tier == Tier::Scalar { 1 } else { 4 }, || {
-                    for layer in &layers {
-                        for (matrix, input) in layer.iter().zip(&inputs) {
-                            let parts = [Part { matrix, column: 0 }];
-                            multiply(&mut session, tier, input, &parts, Store::Replace, &mut out, matrix.n())
-                                .expect("multiplies");
-                        }
-                    }
-                });
-                let operations = 2.0 * 30.0 * (rows * shapes.iter().map(|(n, k)| n * k).sum::<usize>()) as f64;
-                let rate = operations / seconds / 1e9;
+                let seconds = linear.seconds(pool, tier, rows, if tier == Tier::Scalar { 1 } else { 4 });
+                let rate = linear.operations(rows) / seconds / 1e9;
                 if tier == Tier::Scalar {
                     scalar = Some(rate);
                 }
                 let ratio = scalar.map_or(String::from("-"), |s| format!("{:.1}", rate / s));
-                let gigabytes = weight_bytes as f64 / seconds / 1e9;
+                let gigabytes = linear.bytes() as f64 / seconds / 1e9;
                 println!(
                     "linear {format:?} {precision:?} rows {rows:4} {:12} {rate:8.1} GOP/s {gigabytes:6.1} GB/s   x scalar {ratio}",
                     tier.name()
                 );
             }
+        }
+    }
+}
+
+/// Products of bfloat16 beside those of the default precision, on weights of four and of eight bits; the three take turns.
+fn bf16_layers(pool: &ThreadPool, tiers: &[Tier]) {
+    let budget = MemoryBudget::new(4 << 30);
+    let linear = Linear::new(&budget, SourceFormat::Bf16, Precision::Bf16);
+    let exact = [SourceFormat::Q4_1, SourceFormat::Q8_0].map(|f| Linear::new(&budget, f, Precision::Int15));
+    for rows in [1, 16, 128, 512] {
+        for &tier in tiers.iter().filter(|&&tier| tier != Tier::Scalar) {
+            let mut seconds = [f64::INFINITY; 3];
+            for _ in 0..3 {
+                for (seconds, linear) in seconds.iter_mut().zip([&linear, &exact[0], &exact[1]]) {
+                    *seconds = seconds.min(linear.seconds(pool, tier, rows, 2));
+                }
+            }
+            let rates = seconds.map(|seconds| linear.operations(rows) / seconds / 1e9);
+            println!(
+                "bf16 rows {rows:4} {:12} by {:12} {:7.1} GFLOP/s {:5.1} GB/s   {:.2} of Q4_1's {:.1} and {:.2} of Q8_0's {:.1} GOP/s at 15 bits",
+                tier.name(),
+                Bf16Unit::of(tier).name(),
+                rates[0],
+                linear.bytes() as f64 / seconds[0] / 1e9,
+                rates[0] / rates[1],
+                rates[1],
+                rates[0] / rates[2],
+                rates[2],
+            );
         }
     }
 }
@@ -256,17 +326,22 @@ fn attention_case(pool: &ThreadPool, tier: Tier, pools: &[KvPool; 2], case: &Att
 
 fn main() {
     let threads = std::env::args().nth(1).and_then(|t| t.parse().ok()).unwrap_or(1);
-    let tiers: Vec<Tier> = Tier::ALL.into_iter().filter(|tier| tier.is_supported()).collect();
+    let tiers: Vec<Tier> = match std::env::args().nth(3) {
+        None => Tier::ALL.into_iter().filter(|tier| tier.is_supported()).collect(),
+        Some(name) => vec![Tier::choose(&name).expect("a tier of this machine")],
+    };
     println!("threads {threads}, best tier {}", Tier::detect());
     let pool = ThreadPool::new(threads).expect("starts");
     ceilings(&tiers);
     tile_ceiling();
-    for part in std::env::args().nth(2).as_deref().unwrap_or("linear,head,attention").split(',') {
+    bf16_ceiling();
+    for part in std::env::args().nth(2).as_deref().unwrap_or("linear,bf16,head,attention").split(',') {
         match part {
             "linear" => linear_layers(&pool, &tiers),
+            "bf16" => bf16_layers(&pool, &tiers),
             "head" => head(&pool, &tiers),
             "attention" => attention(&pool, &tiers),
-            other => println!("no part {other}: linear, head, attention"),
+            other => println!("no part {other}: linear, bf16, head, attention"),
         }
     }
 }

@@ -68,6 +68,40 @@ pub fn multiply(tier: Tier, turns: usize) -> (u64, i32) {
     ((turns * CHAINS * 64 * 2) as u64, result)
 }
 
+/// Multiplies and adds bfloat16 with AVX-512 BF16 without reading memory; returns the operations done and the sum each lane of the first
+/// chain reached: 2 a turn.
+///
+/// # Panics
+/// When the CPU has no AVX-512 BF16.
+#[cfg(target_arch = "x86_64")]
+pub fn multiply_bf16(turns: usize) -> (u64, f32) {
+    use std::arch::x86_64::*;
+    /// Independent sums: enough for two instructions a cycle of a latency of six or so.
+    const CHAINS: usize = 16;
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    fn products(turns: usize) -> [f32; 16] {
+        // 1.0 in both halves, which the compiler is not to know.
+        // SAFETY: 512 bits of one kind are 512 bits of another.
+        let ones =
+            unsafe { std::mem::transmute::<__m512i, __m512bh>(std::hint::black_box(_mm512_set1_epi32(0x3f80_3f80))) };
+        let mut sums = [_mm512_setzero_ps(); CHAINS];
+        for _ in 0..turns {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, ones, ones);
+            }
+        }
+        let mut lanes = [0f32; 16];
+        let all = sums.into_iter().fold(sums[0], |a, b| _mm512_min_ps(a, b));
+        // SAFETY: the array holds sixteen f32.
+        unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), all) };
+        lanes
+    }
+    assert!(crate::Bf16Unit::of(Tier::Avx512Vnni) == crate::Bf16Unit::Avx512Bf16, "this CPU has no AVX-512 BF16");
+    // SAFETY: the features were checked.
+    let lanes = unsafe { products(turns) };
+    ((turns * CHAINS * 16 * 2 * 2) as u64, lanes[0])
+}
+
 /// Multiplies and adds in AMX tiles without reading memory, in bfloat16 as the matrix product does; returns the operations done and the sum
 /// each element reached: 32 a turn.
 ///
@@ -101,6 +135,17 @@ pub fn multiply_tiles(turns: usize) -> (u64, f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn every_bfloat16_product_counts() {
+        if crate::Bf16Unit::of(Tier::Avx512Vnni) != crate::Bf16Unit::Avx512Bf16 {
+            eprintln!("SKIPPED bfloat16 products: this CPU lacks AVX-512 BF16");
+            return;
+        }
+        // Five turns of sixteen sums of sixteen lanes of two products, two operations each.
+        assert_eq!(multiply_bf16(5), (5 * 16 * 16 * 2 * 2, 10.0));
+    }
 
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[test]

@@ -9,9 +9,12 @@
 //! compare all of them bit by bit, and with f64 references by normalised mean square error. Equal bits are claimed for finite values; a
 //! row that is not finite stays so to the end.
 //!
+//! One mode is outside of this: products of bfloat16 ([`Precision::Bf16`]) are row-invariant as well, but their bits are those of the unit
+//! that adds them up ([`bf16_unit`]), which the tier and the CPU decide.
+//!
 //! # Map
 //! - [`memory`]: huge-page buffers under a budget. [`pool`]: the thread pool. [`cores`]: where its threads may run.
-//! - [`weights`]: packing. [`activation`]: integer activations, alone or fused with norm and gated activation. [`gemm`]: the product of both.
+//! - [`weights`]: packing. [`activation`]: integers or bfloat16, alone or fused with norm and gated activation. [`gemm`]: the product of both.
 //! - [`norm`], [`rope`], [`pointwise`]: what stands between products. [`kv`] and [`attention`]: the paged cache. [`logits`]: vocabulary scans.
 //! - [`ceiling`]: what the machine can do at most, for figures. [`tier`]: which instruction set; `amx`: tile registers; `lanes` (private): the vocabulary the kernels are written in.
 
@@ -21,6 +24,7 @@ pub mod activation;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod amx;
 pub mod attention;
+pub mod bf16_unit;
 pub mod ceiling;
 pub mod cores;
 pub mod gemm;
@@ -39,6 +43,7 @@ mod lanes;
 
 pub use activation::{Activations, Precision};
 pub use attention::{AttentionLayer, AttentionPlan, AttentionRun, HeadRows, PlanRoom, attend};
+pub use bf16_unit::Bf16Unit;
 pub use gemm::{Part, Store, multiply};
 pub use kv::{KvDtype, KvError, KvPool, KvRows, KvShape, KvSlot};
 pub use memory::{HugeBuffer, MemoryBudget, MemoryError};

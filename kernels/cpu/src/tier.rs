@@ -4,7 +4,7 @@
 use std::arch::is_aarch64_feature_detected;
 use std::fmt;
 
-/// An instruction-set tier. All tiers give equal bits; they differ in speed alone.
+/// An instruction-set tier. All tiers give equal bits and differ in speed alone, but for products of bfloat16 ([`crate::Bf16Unit`]).
 ///
 /// The order is from slowest to fastest, among those of one architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

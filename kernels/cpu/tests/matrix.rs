@@ -76,6 +76,7 @@ fn the_product_is_near_its_f64_reference() {
                 (Precision::Int8, false) => 2e-4,
                 (Precision::Int15, true) => 1e-8,
                 (Precision::Int15, false) => 1e-4,
+                (Precision::Bf16, _) => unreachable!("tests/bf16.rs is about it"),
             };
             assert!(error < bound, "{format:?} {precision:?}: nmse {error:e}");
         }

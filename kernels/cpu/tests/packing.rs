@@ -5,7 +5,9 @@ mod support;
 use std::sync::Arc;
 
 use penstock_kernels_cpu::weights::{LAYOUT_VERSION, PackJob, StorageError, WeightBytes, WeightMemory, pack_all};
-use penstock_kernels_cpu::{MemoryBudget, PackError, PackedMatrix, PackedShape, SourceFormat, ThreadPool};
+use penstock_kernels_cpu::{
+    MemoryBudget, PackError, PackedFormat, PackedMatrix, PackedShape, SourceFormat, ThreadPool,
+};
 use support::weights::source;
 
 /// Matrices whose sizes end inside and at the border of a tile, and one that is cut into several pieces of work.
@@ -14,9 +16,11 @@ const SIZES: [(usize, usize); 4] = [(16, 256), (33, 512), (1, 256), (40_000, 256
 #[test]
 fn many_matrices_at_once_are_those_packed_one_by_one() {
     let budget = MemoryBudget::new(1 << 30);
-    for format in [SourceFormat::Q4_1, SourceFormat::Q5_0, SourceFormat::Q6K, SourceFormat::Bf16] {
+    let formats = [SourceFormat::Q4_1, SourceFormat::Q5_0, SourceFormat::Q6K, SourceFormat::Bf16];
+    let to_integers = formats.map(|format| (format, format.packed()));
+    for (format, packed) in to_integers.into_iter().chain(formats.map(|format| (format, PackedFormat::Bf16))) {
         let sources = SIZES.map(|(n, k)| source(format, n, k, 3).0);
-        let shapes = SIZES.map(|(n, k)| PackedShape::new(format.packed(), n, k).expect("legal"));
+        let shapes = SIZES.map(|(n, k)| PackedShape::new(packed, n, k).expect("legal"));
         for threads in [1, 3] {
             let pool = ThreadPool::new(threads).expect("starts");
             // What stood there before must not show.
@@ -24,9 +28,9 @@ fn many_matrices_at_once_are_those_packed_one_by_one() {
             let jobs = sources.iter().zip(shapes).zip(&mut targets);
             let jobs = jobs.map(|((source, shape), to)| PackJob { source, format, shape, to }).collect();
             pack_all(&mut pool.enter(), jobs).expect("packs");
-            for (((n, k), source), target) in SIZES.into_iter().zip(&sources).zip(&targets) {
-                let alone = PackedMatrix::pack(&budget, source, format, n, k).expect("packs");
-                assert!(alone.as_bytes() == target.as_slice(), "{format:?} {n} x {k}, {threads} threads");
+            for ((shape, source), target) in shapes.into_iter().zip(&sources).zip(&targets) {
+                let alone = PackedMatrix::pack_as(&budget, source, format, shape).expect("packs");
+                assert!(alone.as_bytes() == target.as_slice(), "{format:?} as {shape:?}, {threads} threads");
             }
         }
     }
@@ -87,7 +91,27 @@ fn packed_bytes_are_those_of_their_version() {
         fnv(PackedMatrix::pack(&budget, &bytes, format, 19, 512).expect("packs").as_bytes())
     });
     assert_eq!((LAYOUT_VERSION, hashes), (1, PACKED_BY_VERSION_1), "another layout: count up LAYOUT_VERSION");
+    let hashes = SourceFormat::ALL.map(|format| {
+        let (bytes, _) = source(format, 19, 512, 21);
+        let shape = PackedShape::new(PackedFormat::Bf16, 19, 512).expect("legal");
+        fnv(PackedMatrix::pack_as(&budget, &bytes, format, shape).expect("packs").as_bytes())
+    });
+    assert_eq!(hashes, BF16_BY_VERSION_1, "another layout: count up LAYOUT_VERSION");
 }
+
+const BF16_BY_VERSION_1: [u64; 11] = [
+    17_519_785_853_084_377_674,
+    17_815_145_424_606_132_188,
+    18_258_020_528_829_686_424,
+    12_555_678_349_924_586_737,
+    7_430_989_346_211_030_376,
+    15_032_879_568_208_486_822,
+    15_822_240_611_246_163_446,
+    12_607_458_800_740_968_289,
+    1_500_186_836_293_447_505,
+    7_928_845_237_465_423_725,
+    1_500_186_836_293_447_505,
+];
 
 const PACKED_BY_VERSION_1: [u64; 11] = [
     8_029_434_990_705_194_040,

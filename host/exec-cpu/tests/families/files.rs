@@ -65,6 +65,12 @@ fn fnv1a64(text: &str) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |state, byte| (state ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
+/// A value as bfloat16, which must hold it.
+fn upper_half(value: f32) -> u16 {
+    assert_eq!(value.to_bits() & 0xffff, 0, "bfloat16 does not hold {value}");
+    (value.to_bits() >> 16) as u16
+}
+
 impl Tiny {
     pub fn vocab(&self) -> usize {
         self.number("vocab_size")
@@ -138,6 +144,15 @@ impl Tiny {
 
     /// A Hugging Face folder with that config.json.
     pub fn folder(&self, config: &Value) -> tempfile::TempDir {
+        self.folder_of(config, Dtype::F32)
+    }
+
+    /// The same with matrices in bfloat16, which holds the formula's weights exactly; vectors stay f32, which it would not.
+    pub fn folder_in_bf16(&self) -> tempfile::TempDir {
+        self.folder_of(&self.config, Dtype::BF16)
+    }
+
+    fn folder_of(&self, config: &Value, matrices: Dtype) -> tempfile::TempDir {
         let folder = tempfile::tempdir().expect("a folder");
         let write =
             |name: &str, value: &Value| fs::write(folder.path().join(name), value.to_string()).expect("written");
@@ -148,16 +163,22 @@ impl Tiny {
             &json!({"version": "1.0", "added_tokens": [], "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
                 "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}),
         );
-        let bytes: BTreeMap<String, (Vec<usize>, Vec<u8>)> = self
+        let bytes: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> = self
             .tensors()
             .into_iter()
             .map(|(name, tensor)| {
                 let shape = if tensor.rows == 1 { vec![tensor.cols] } else { vec![tensor.rows, tensor.cols] };
-                (name, (shape, tensor.values.iter().flat_map(|v| v.to_le_bytes()).collect()))
+                let dtype = if tensor.rows == 1 { Dtype::F32 } else { matrices };
+                let values = tensor.values.iter();
+                let bytes = match dtype {
+                    Dtype::BF16 => values.flat_map(|v| upper_half(*v).to_le_bytes()).collect(),
+                    _ => values.flat_map(|v| v.to_le_bytes()).collect(),
+                };
+                (name, (dtype, shape, bytes))
             })
             .collect();
-        let views = bytes.iter().map(|(name, (shape, bytes))| {
-            (name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes).expect("whole values"))
+        let views = bytes.iter().map(|(name, (dtype, shape, bytes))| {
+            (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).expect("whole values"))
         });
         let file = safetensors::serialize(views, None).expect("serialises");
         fs::write(folder.path().join("model.safetensors"), file).expect("written");

@@ -186,7 +186,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{Config, Faults, KvDtype};
+    use crate::config::{Config, Faults, KvDtype, Precision};
 
     fn parse(text: &str) -> Result<Config, Faults> {
         let (config, mut faults) = crate::config::parse(text);
@@ -233,6 +233,16 @@ mod tests {
         assert_eq!(parse("[replicas]\nkv_dtype = \"int8\"\n").unwrap().replicas.kv_dtype, KvDtype::Int8);
         let faults = parse("[replicas]\nkv_dtype = \"fp8\"\n").unwrap_err().to_string();
         for part in ["replicas", "kv_dtype", "bf16", "int8"] {
+            assert!(faults.contains(part), "{part} is missing in: {faults}");
+        }
+    }
+
+    #[test]
+    fn products_are_exact_unless_bfloat16_is_asked_for() {
+        assert_eq!(parse("").unwrap().replicas.precision, Precision::Int15);
+        assert_eq!(parse("[replicas]\nprecision = \"bf16\"\n").unwrap().replicas.precision, Precision::Bf16);
+        let faults = parse("[replicas]\nprecision = \"fp32\"\n").unwrap_err().to_string();
+        for part in ["replicas", "precision", "int15", "bf16"] {
             assert!(faults.contains(part), "{part} is missing in: {faults}");
         }
     }

@@ -209,6 +209,8 @@ pub struct ReplicasConfig {
     pub kv_blocks: u32,
     /// Longest sequence, prompt and output together; 0 is the model's context.
     pub context_tokens: u32,
+    /// How weights and activations of products are rounded.
+    pub precision: Precision,
     /// How keys and values are held.
     pub kv_dtype: KvDtype,
     /// Tokens in a block.
@@ -225,6 +227,17 @@ pub struct ReplicasConfig {
     pub ready_window: usize,
     /// Reuse computed prefixes.
     pub prefix_cache: bool,
+}
+
+/// How weights and activations of products are rounded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Activations to 15 bits, weights as quantised files hold them: exact sums, equal on every CPU.
+    #[default]
+    Int15,
+    /// Both to bfloat16: two bytes a weight, and sums whose bits depend on the CPU.
+    Bf16,
 }
 
 /// How keys and values are held.
@@ -390,6 +403,7 @@ impl Default for ReplicasConfig {
             memory_bytes: 0,
             kv_blocks: 0,
             context_tokens: 0,
+            precision: Precision::default(),
             kv_dtype: KvDtype::default(),
             block_size_tokens: 16,
             slots: 64,

@@ -1,4 +1,4 @@
-//! Activations on their way into a matrix product: integers per block of 32, in panels of rows.
+//! Activations on their way into a matrix product: integers per block of 32, in panels of rows, or bfloat16.
 //!
 //! # Numbers
 //! Per row and block: scale = largest magnitude / Q, q = the nearest integer to x * (Q / largest magnitude), ties to even, with Q = 127 for
@@ -15,15 +15,20 @@
 //! block lie at block * R + r.
 //!
 //! For AMX most rows lie otherwise: see [`tiled`]. They come first, and the panels above hold the rest.
+//!
+//! Rows of [`Precision::Bf16`] are no integers and have no panels: see [`floats`].
 
+mod floats;
 mod tiled;
 
+use crate::bf16_unit::Bf16Unit;
 use crate::lanes::{LANES, Lanes, kernel};
 use crate::norm::rms_norm_row;
 use crate::pointwise::{Gate, gated_row};
 use crate::pool::{Session, SharedMut, TaskPanicked};
 use crate::tier::Tier;
 use crate::weights::BLOCK;
+pub(crate) use floats::FloatRows;
 use tiled::TiledRow;
 pub(crate) use tiled::{BlockScales, Line, TILED_ROWS, TiledRows};
 
@@ -50,19 +55,31 @@ pub enum Precision {
     Int8,
     /// Two planes: -16,256..=16,256.
     Int15,
+    /// No integers: bfloat16, by weights of [`crate::PackedFormat::Bf16`]. Row-invariant, but not equal on all tiers.
+    Bf16,
 }
 
 impl Precision {
-    /// Bytes of one value.
+    /// Planes of int8: bytes of one value.
     pub(crate) fn planes(self) -> usize {
         match self {
             Precision::Int8 => 1,
             Precision::Int15 => 2,
+            Precision::Bf16 => 0,
+        }
+    }
+
+    /// The precision's name in settings, logs and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::Int8 => "int8",
+            Precision::Int15 => "int15",
+            Precision::Bf16 => "bf16",
         }
     }
 }
 
-/// Quantised rows, ready for a product. Keeps its memory between uses.
+/// Rounded rows, ready for a product. Keeps its memory between uses.
 #[derive(Debug, Default)]
 pub struct Activations {
     precision: Precision,
@@ -80,6 +97,8 @@ pub struct Activations {
     pub(crate) sums: Vec<i32>,
     /// Sum of the first half of each block's quants, which meets the offset of Q6_K weights.
     pub(crate) half_sums: Vec<i32>,
+    /// All rows, where they are bfloat16.
+    pub(crate) floats: FloatRows,
 }
 
 /// How many of `rows` rows, from the first on, go into panels of sixteen.
@@ -99,10 +118,16 @@ struct Room {
     blocks: usize,
     lines: usize,
     line_scales: usize,
+    /// Of bfloat16.
+    float_lines: usize,
 }
 
 impl Room {
     fn new(precision: Precision, tier: Tier, rows: usize, k: usize) -> Self {
+        if precision == Precision::Bf16 {
+            let float_lines = FloatRows::lines(Bf16Unit::of(tier), rows, k);
+            return Self { quants: 0, blocks: 0, lines: 0, line_scales: 0, float_lines };
+        }
         let planes = precision.planes();
         // What is left beside whole panels of sixteen is less than what is too little for one.
         let (plain, tiled) = if tier == Tier::Amx { (rows.min(TILED_ROWS_MIN - 1), rows) } else { (rows, 0) };
@@ -112,6 +137,7 @@ impl Room {
             blocks: plain * (k / BLOCK),
             lines: line_scales * planes * TILED_ROWS,
             line_scales,
+            float_lines: 0,
         }
     }
 }
@@ -168,6 +194,7 @@ impl Activations {
             scaled_sums: Vec::with_capacity(room.blocks),
             sums: Vec::with_capacity(room.blocks),
             half_sums: Vec::with_capacity(room.blocks),
+            floats: FloatRows::with_room(room.float_lines),
             ..Self::default()
         }
     }
@@ -177,7 +204,7 @@ impl Activations {
         let room = Room::new(precision, tier, rows, k);
         room.quants
             + room.blocks * (2 * size_of::<f32>() + 2 * size_of::<i32>())
-            + room.lines * size_of::<Line>()
+            + (room.lines + room.float_lines) * size_of::<Line>()
             + room.line_scales * size_of::<BlockScales>()
     }
 
@@ -196,10 +223,8 @@ impl Activations {
         self.precision
     }
 
+    /// Makes room for integers.
     fn resize(&mut self, tier: Tier, rows: usize, k: usize) {
-        assert!(k > 0 && k.is_multiple_of(BLOCK), "k = {k} must be a positive multiple of {BLOCK}");
-        self.rows = rows;
-        self.k = k;
         let tiled = tiled_rows(tier, rows);
         self.tiled.resize(tiled, k, self.precision);
         let rows = rows - tiled;
@@ -222,12 +247,23 @@ impl Activations {
     ) -> Result<(), TaskPanicked> {
         assert!(tier.is_supported(), "tier {tier} is not supported here");
         assert!(scratch.len().is_multiple_of(k), "scratch must be whole rows");
+        assert!(k > 0 && k.is_multiple_of(BLOCK), "k = {k} must be a positive multiple of {BLOCK}");
         let rows = scratch.len() / k;
-        self.resize(tier, rows, k);
         let precision = self.precision;
+        (self.rows, self.k) = (rows, k);
+        let scratch = SharedMut(scratch.as_mut_ptr());
+        let row_of = |row: usize| {
+            // SAFETY: each row is in one task alone, which touches this row of the scratch only, and the scratch has `rows` rows.
+            let values = unsafe { std::slice::from_raw_parts_mut(scratch.get().add(row * k), k) };
+            produce(row, values);
+            values.as_ptr()
+        };
+        if precision == Precision::Bf16 {
+            return self.floats.fill(session, Bf16Unit::of(tier), tier, rows, k, row_of);
+        }
+        self.resize(tier, rows, k);
         let tiled = self.tiled.rows();
         let tiled_tasks = tiled.div_ceil(TILED_ROWS_PER_TASK);
-        let scratch = SharedMut(scratch.as_mut_ptr());
         let lines = SharedMut(self.tiled.quants.as_mut_ptr());
         let line_scales = SharedMut(self.tiled.scales.as_mut_ptr());
         let quants = SharedMut(self.quants.as_mut_ptr());
@@ -235,12 +271,6 @@ impl Activations {
         let scaled_sums = SharedMut(self.scaled_sums.as_mut_ptr());
         let sums = SharedMut(self.sums.as_mut_ptr());
         let half_sums = SharedMut(self.half_sums.as_mut_ptr());
-        let row_of = |row: usize| {
-            // SAFETY: each row is in one task alone, which touches this row of the scratch only, and the scratch has `rows` rows.
-            let values = unsafe { std::slice::from_raw_parts_mut(scratch.get().add(row * k), k) };
-            produce(row, values);
-            values.as_ptr()
-        };
         let fill_tiled = |first: usize| {
             for row in first..tiled.min(first + TILED_ROWS_PER_TASK) {
                 let block = row / TILED_ROWS * (k / BLOCK);
@@ -278,7 +308,7 @@ impl Activations {
         })
     }
 
-    /// Quantises rows of `k` values.
+    /// Rounds rows of `k` values.
     ///
     /// # Errors
     /// [`TaskPanicked`] when a task panicked.
@@ -295,7 +325,7 @@ impl Activations {
         self.fill(session, tier, x, k, |_, _| {})
     }
 
-    /// Quantises the RMS norm of each row of `x`; the normalised rows are left in `scratch`.
+    /// Rounds the RMS norm of each row of `x`; the normalised rows are left in `scratch`.
     ///
     /// # Errors
     /// [`TaskPanicked`] when a task panicked.
@@ -320,7 +350,7 @@ impl Activations {
         })
     }
 
-    /// Quantises `kind(gate) * up`, where each row of `gate_up` holds `k` gates and then `k` ups; the products are left in `scratch`.
+    /// Rounds `kind(gate) * up`, where each row of `gate_up` holds `k` gates and then `k` ups; the products are left in `scratch`.
     ///
     /// # Errors
     /// [`TaskPanicked`] when a task panicked.
@@ -431,6 +461,7 @@ unsafe fn quantise<L: Lanes, S: BlockSink>(precision: Precision, x: *const f32, 
         match precision {
             Precision::Int8 => quantise_planes::<L, S, 1>(x, k, to),
             Precision::Int15 => quantise_planes::<L, S, 2>(x, k, to),
+            Precision::Bf16 => unreachable!("rows of bfloat16 are not quantised"),
         }
     }
 }

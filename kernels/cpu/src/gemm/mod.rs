@@ -1,7 +1,7 @@
-//! The matrix product: integer activations by packed weights, with f32 results.
+//! The matrix product: activations by packed weights, with f32 results.
 //!
 //! # The number an output gets
-//! For each block of 32 in ascending order: s = the exact integer sum of activation * weight quants (the weight's offset included, and for
+//! Of integer activations; [`bf16`] says it of the others. For each block of 32 in ascending order: s = the exact integer sum of activation * weight quants (the weight's offset included, and for
 //! Q6_K the integer factor of each half), then `acc = fma(scale_w * scale_a, s, acc)` and, for formats with minima,
 //! `acc = fma(minimum, scale_a * sum_a, acc)`. In K formats scale_w and minimum are exact products of a half and a byte. Nothing else
 //! enters: neither the row count, nor the panel the row sits in, nor the thread, nor the tier. With [`Store::Add`] the finished sum is
@@ -12,6 +12,7 @@
 //! # Work split
 //! Over tiles of sixteen outputs, never over K and never over rows, so weights are read once per step by one thread each.
 
+mod bf16;
 mod blocks;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod tiles;
@@ -58,7 +59,8 @@ const CHUNKS_PER_THREAD: usize = 8;
 /// [`TaskPanicked`] when a task panicked.
 ///
 /// # Panics
-/// When a part's K differs from the activations', parts overlap or leave the row, `out` is too short, or the tier is not supported.
+/// When a part's K differs from the activations' or its format is not one for their precision, parts overlap or leave the row, `out` is too
+/// short, or the tier is not supported.
 pub fn multiply(
     session: &mut Session<'_>,
     tier: Tier,
@@ -71,19 +73,25 @@ pub fn multiply(
     assert!(tier.is_supported(), "tier {tier} is not supported here");
     let rows = activations.rows();
     assert!(out.len() >= rows * stride, "output is too short");
+    let is_bf16 = activations.precision() == Precision::Bf16;
     let mut column = 0;
     for part in parts {
+        let format = part.matrix.format();
+        assert_eq!(format == PackedFormat::Bf16, is_bf16, "{format:?} weights by {:?}", activations.precision());
         assert_eq!(part.matrix.k(), activations.k(), "activations and weights differ in k");
         assert!(part.column >= column, "parts must be in ascending order and disjoint");
         column = part.column + part.matrix.n();
     }
     assert!(column <= stride, "parts leave the output row");
+    let out = SharedMut(out.as_mut_ptr());
+    if is_bf16 {
+        return bf16::multiply(session, tier, activations, parts, store, out, stride);
+    }
     let tiles: usize = parts.iter().map(|part| part.matrix.tiles().len()).sum();
     let chunk = (tiles / (session.threads() * CHUNKS_PER_THREAD)).max(1);
     let tiled = activations.tiled.rows();
     assert!(tiled == 0 || tier == Tier::Amx, "activations were made for {}, not for {tier}", Tier::Amx);
     let panels = panel_count(rows - tiled);
-    let out = SharedMut(out.as_mut_ptr());
     session.run(tiles.div_ceil(chunk), |task| {
         let range = task * chunk..tiles.min((task + 1) * chunk);
         // SAFETY: each tile of each part is in one task alone, its columns are its own, and `out` has room for all rows.
@@ -115,12 +123,12 @@ pub fn multiply(
 }
 
 /// Bytes that each thread keeps for products over up to `k` inputs, once it has run one.
-pub fn thread_bytes(tier: Tier, k: usize) -> usize {
+pub fn thread_bytes(precision: Precision, tier: Tier, k: usize) -> usize {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    if tier == Tier::Amx {
+    if tier == Tier::Amx && precision != Precision::Bf16 {
         return tiles::unpacked_bytes(k);
     }
-    let _ = (tier, k);
+    let _ = (precision, tier, k);
     0
 }
 
@@ -154,7 +162,7 @@ kernel!(
 
 #[inline(always)]
 unsafe fn multiply_tile_body<L: Lanes>(task: &TileTask<'_>, first: usize, end: usize) {
-    use PackedFormat::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+    use PackedFormat::{Bf16, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     // SAFETY: the contract is passed on.
     unsafe {
         match task.part.matrix.format() {
@@ -166,9 +174,13 @@ unsafe fn multiply_tile_body<L: Lanes>(task: &TileTask<'_>, first: usize, end: u
             Q4K => tile_of_format::<L, 4, SUPER>(task, first, end),
             Q5K => tile_of_format::<L, 5, SUPER>(task, first, end),
             Q6K => tile_of_format::<L, 6, SUPER_HALVES>(task, first, end),
+            Bf16 => unreachable!("{NO_INTEGERS}"),
         }
     }
 }
+
+/// Why formats and precisions of floats do not get here.
+const NO_INTEGERS: &str = "bfloat16 has a product of its own";
 
 // `Scales` as constants that a kernel can be compiled for.
 const PLAIN: u8 = Scales::Plain as u8;
@@ -183,6 +195,7 @@ unsafe fn tile_of_format<L: Lanes, const BITS: usize, const SCALES: u8>(task: &T
         match task.activations.precision() {
             Precision::Int8 => tile_of_precision::<L, BITS, SCALES, 1>(task, first, end),
             Precision::Int15 => tile_of_precision::<L, BITS, SCALES, 2>(task, first, end),
+            Precision::Bf16 => unreachable!("{NO_INTEGERS}"),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The formats that weights come in, and those they are packed into.
 
 use super::BLOCK;
+use crate::activation::Precision;
 
 /// Inputs of a super-block: what K formats give one pair of halves for.
 pub const SUPER_BLOCK: usize = 256;
@@ -24,6 +25,8 @@ pub enum PackedFormat {
     Q5K,
     /// Six bits: d * (factor * (q - 32)), with a half d per 256 and a signed factor of eight bits per 16.
     Q6K,
+    /// The weights themselves, as bfloat16: for activations of [`Precision::Bf16`], whatever the source.
+    Bf16,
 }
 
 /// What stands beside the quants of a packed matrix.
@@ -37,11 +40,13 @@ pub(crate) enum Scales {
     Super,
     /// One half per super-block and two signed bytes per block, one for each half of it.
     SuperHalves,
+    /// Nothing.
+    None,
 }
 
 impl PackedFormat {
     /// Every format, for tables and tests.
-    pub const ALL: [PackedFormat; 8] = [
+    pub const ALL: [PackedFormat; 9] = [
         PackedFormat::Q4_0,
         PackedFormat::Q4_1,
         PackedFormat::Q5_0,
@@ -50,15 +55,17 @@ impl PackedFormat {
         PackedFormat::Q4K,
         PackedFormat::Q5K,
         PackedFormat::Q6K,
+        PackedFormat::Bf16,
     ];
 
-    /// Bits of a quant.
+    /// Bits of a weight, without what scales it.
     pub const fn bits(self) -> usize {
         match self {
             PackedFormat::Q4_0 | PackedFormat::Q4_1 | PackedFormat::Q4K => 4,
             PackedFormat::Q5_0 | PackedFormat::Q5_1 | PackedFormat::Q5K => 5,
             PackedFormat::Q6K => 6,
             PackedFormat::Q8_0 => 8,
+            PackedFormat::Bf16 => 16,
         }
     }
 
@@ -68,6 +75,19 @@ impl PackedFormat {
             PackedFormat::Q4_1 | PackedFormat::Q5_1 => Scales::Minimum,
             PackedFormat::Q4K | PackedFormat::Q5K => Scales::Super,
             PackedFormat::Q6K => Scales::SuperHalves,
+            PackedFormat::Bf16 => Scales::None,
+        }
+    }
+
+    /// What multiplies each half of a block, and what is added, from the block's halves and factors. Exact but for the minimum's sum.
+    pub(crate) fn scale(self, halves: [f32; 2], factors: [u8; 2]) -> ([f32; 2], f32) {
+        let [scale, minimum] = halves;
+        match self.scales() {
+            Scales::Plain => ([scale; 2], 0.0),
+            Scales::Minimum => ([scale; 2], minimum),
+            Scales::Super => ([scale * f32::from(factors[0]); 2], minimum * f32::from(factors[1])),
+            Scales::SuperHalves => (factors.map(|factor| scale * f32::from(factor as i8)), 0.0),
+            Scales::None => ([1.0; 2], 0.0),
         }
     }
 
@@ -78,14 +98,14 @@ impl PackedFormat {
             PackedFormat::Q5_0 => 16,
             PackedFormat::Q6K => 32,
             PackedFormat::Q8_0 => 128,
-            PackedFormat::Q4_1 | PackedFormat::Q5_1 | PackedFormat::Q4K | PackedFormat::Q5K => 0,
+            PackedFormat::Q4_1 | PackedFormat::Q5_1 | PackedFormat::Q4K | PackedFormat::Q5K | PackedFormat::Bf16 => 0,
         }
     }
 
     /// Inputs that K must be a multiple of.
     pub const fn k_step(self) -> usize {
         match self.scales() {
-            Scales::Plain | Scales::Minimum => BLOCK,
+            Scales::Plain | Scales::Minimum | Scales::None => BLOCK,
             Scales::Super | Scales::SuperHalves => SUPER_BLOCK,
         }
     }
@@ -155,7 +175,15 @@ impl SourceFormat {
         }
     }
 
-    /// What rows of this format are packed into.
+    /// What rows of this format are packed into for activations of that precision.
+    pub const fn packed_for(self, precision: Precision) -> PackedFormat {
+        match precision {
+            Precision::Int8 | Precision::Int15 => self.packed(),
+            Precision::Bf16 => PackedFormat::Bf16,
+        }
+    }
+
+    /// What rows of this format are packed into for integer activations.
     pub const fn packed(self) -> PackedFormat {
         match self {
             SourceFormat::Q4_0 => PackedFormat::Q4_0,

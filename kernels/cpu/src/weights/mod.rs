@@ -18,13 +18,17 @@
 //!
 //! rounded up to 64 bytes. Four consecutive K of sixteen columns are what one VNNI instruction (and one row of an AMX tile) consumes.
 //!
+//! Tiles of bfloat16 have no blocks: line p of 64 bytes holds k = 2 p and 2 p + 1 of column c in its bytes 4 c .. 4 c + 4, which is what one
+//! `vdpbf16ps` (and one row of an AMX tile) consumes.
+//!
 //! # Exactness
 //! Every quantised GGUF format keeps its values exactly: products of a half and a factor fit an f32. F32, F16 and BF16 rows are quantised at
 //! load the way Q8_0 is: per block of 32 the scale is the largest magnitude / 127 rounded to a half, and the weight the nearest integer to
 //! value / scale, so a weight is off by at most 1/254 of the largest of its block (and a bit for the half). One numeric path then serves
-//! every source, with integer products and one exact sum per block, which is why it is the same on every instruction set. A path that kept
-//! 16-bit floats as they are would have to add in f32: row-invariant as well in a fixed order, but at a quarter of the products' rate and
-//! twice the bytes.
+//! every source, with integer products and one exact sum per block, which is why it is the same on every instruction set.
+//!
+//! For [`crate::Precision::Bf16`] every source becomes bfloat16 instead, rounded to nearest even: a normal weight is off by at most 2^-8 of itself,
+//! and one that was bfloat16 is not off at all. Two bytes a weight whatever the source.
 
 mod format;
 mod pack;
@@ -36,7 +40,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::half::f16_to_f32;
+use crate::half::{bf16_to_f32, f16_to_f32};
 use crate::lanes::LANES;
 use crate::memory::{MemoryBudget, MemoryError};
 use crate::pool::TaskPanicked;
@@ -116,6 +120,11 @@ impl From<MemoryError> for PackError {
     }
 }
 
+/// Whether blocks of the format have a minimum beside their scale.
+fn has_minima(format: PackedFormat) -> bool {
+    matches!(format.scales(), Scales::Minimum | Scales::Super)
+}
+
 /// Packed weights of one linear layer. Immutable; shared by replicas behind an `Arc`.
 #[derive(Debug)]
 pub struct PackedMatrix {
@@ -136,7 +145,22 @@ impl PackedMatrix {
         n: usize,
         k: usize,
     ) -> Result<Self, PackError> {
-        let shape = PackedShape::new(format.packed(), n, k)?;
+        Self::pack_as(budget, source, format, PackedShape::new(format.packed(), n, k)?)
+    }
+
+    /// As [`PackedMatrix::pack`], into the shape given: its format is [`SourceFormat::packed_for`] some precision.
+    ///
+    /// # Errors
+    /// As for [`PackedMatrix::pack`].
+    ///
+    /// # Panics
+    /// When the source cannot become the shape's format.
+    pub fn pack_as(
+        budget: &MemoryBudget,
+        source: &[u8],
+        format: SourceFormat,
+        shape: PackedShape,
+    ) -> Result<Self, PackError> {
         pack::check_source(source, format, shape)?;
         let mut buffer = budget.allocate(shape.bytes())?;
         pack::pack_tiles(source, format, shape, &mut buffer)?;
@@ -185,13 +209,11 @@ impl PackedMatrix {
             f16_to_f32(u16::from_le_bytes([self.data[at], self.data[at + 1]]))
         };
         let factor = |i: usize| self.data[start + self.layout.factors + (2 * block + i) * LANES + row % LANES];
-        let scale = half(self.layout.scales);
-        match self.shape.format().scales() {
-            Scales::Plain => ([scale; 2], 0.0),
-            Scales::Minimum => ([scale; 2], half(self.layout.minima)),
-            Scales::Super => ([scale * f32::from(factor(0)); 2], half(self.layout.minima) * f32::from(factor(1))),
-            Scales::SuperHalves => ([0, 1].map(|i| scale * f32::from(factor(i) as i8)), 0.0),
-        }
+        let format = self.shape.format();
+        let minimum = if has_minima(format) { half(self.layout.minima) } else { 0.0 };
+        let has_factors = matches!(format.scales(), Scales::Super | Scales::SuperHalves);
+        let factors = if has_factors { [factor(0), factor(1)] } else { [0; 2] };
+        format.scale([half(self.layout.scales), minimum], factors)
     }
 
     /// Storage format.
@@ -241,6 +263,15 @@ impl PackedMatrix {
     pub fn dequantise_row(&self, row: usize, out: &mut [f32]) {
         let PackedShape { n, k, .. } = self.shape;
         assert!(row < n && out.len() == k, "row {row} of {n}, {} values of {k}", out.len());
+        if self.shape.format() == PackedFormat::Bf16 {
+            let tile = &self.data[self.tile_start(row / LANES)..][..self.layout.bytes];
+            for (line, out) in tile.chunks_exact(LANES * 4).zip(out.chunks_exact_mut(2)) {
+                let pair = &line[row % LANES * 4..][..4];
+                out[0] = bf16_to_f32(u16::from_le_bytes([pair[0], pair[1]]));
+                out[1] = bf16_to_f32(u16::from_le_bytes([pair[2], pair[3]]));
+            }
+            return;
+        }
         let zero = f32::from(self.shape.format().zero());
         for (block, out) in out.chunks_exact_mut(BLOCK).enumerate() {
             let quants = self.quants(row, block);

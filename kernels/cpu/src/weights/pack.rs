@@ -1,6 +1,6 @@
 //! Packing: source rows become tiles, many matrices at a time on all threads.
 
-use super::format::{Scales, SourceFormat};
+use super::format::{PackedFormat, Scales, SourceFormat};
 use super::shape::{PackedShape, TileLayout};
 use super::source::{self, NotFinite, SourceBlock};
 use super::{BLOCK, PackError};
@@ -66,9 +66,13 @@ pub fn pack_all(session: &mut Session<'_>, jobs: Vec<PackJob<'_>>) -> Result<(),
     Ok(())
 }
 
-/// Whether `source` is as long as the shape needs.
+/// Whether `source` has whole blocks in each row and is as long as the shape needs.
 pub(super) fn check_source(source: &[u8], format: SourceFormat, shape: PackedShape) -> Result<(), PackError> {
-    assert_eq!(format.packed(), shape.format(), "the shape is that of the packed source");
+    let (packed, wanted) = (shape.format(), format.packed());
+    assert!(packed == wanted || packed == PackedFormat::Bf16, "a {format:?} source becomes {wanted:?} or bfloat16");
+    if !shape.k().is_multiple_of(format.block_len()) {
+        return Err(PackError::Shape { n: shape.n(), k: shape.k() });
+    }
     let wanted = shape.k() / format.block_len() * format.block_bytes() * shape.n();
     if source.len() == wanted { Ok(()) } else { Err(PackError::SourceLength { wanted, given: source.len() }) }
 }
@@ -80,6 +84,9 @@ pub(super) fn pack_tiles(
     shape: PackedShape,
     to: &mut [u8],
 ) -> Result<(), PackError> {
+    if shape.format() == PackedFormat::Bf16 {
+        return pack_bf16_tiles(source, format, shape, to);
+    }
     let mut tiles = Tiles { shape, layout: shape.layout(), data: to };
     tiles.pad();
     for (row, bytes) in source.chunks_exact(source.len() / shape.n()).enumerate() {
@@ -87,6 +94,31 @@ pub(super) fn pack_tiles(
             let first = block * (format.block_len() / BLOCK);
             source::read(format, bytes, |i, block| tiles.put(row, first + i, &block))
                 .map_err(|NotFinite| PackError::NotFinite { row })?;
+        }
+    }
+    Ok(())
+}
+
+/// The same into tiles of bfloat16, whose columns past `n` are zero.
+fn pack_bf16_tiles(source: &[u8], format: SourceFormat, shape: PackedShape, to: &mut [u8]) -> Result<(), PackError> {
+    let tile_bytes = shape.layout().bytes;
+    if !shape.n().is_multiple_of(LANES) {
+        let last = shape.n() / LANES * tile_bytes;
+        to[last..].fill(0);
+    }
+    for (row, bytes) in source.chunks_exact(source.len() / shape.n()).enumerate() {
+        let tile = &mut to[row / LANES * tile_bytes..][..tile_bytes];
+        for (block, bytes) in bytes.chunks_exact(format.block_bytes()).enumerate() {
+            let first = block * (format.block_len() / BLOCK);
+            source::read_bf16(format, bytes, |i, values| {
+                let lines = tile[(first + i) * BLOCK * LANES * 2..].chunks_exact_mut(LANES * 4);
+                for (line, pair) in lines.zip(values.chunks_exact(2)) {
+                    let to = &mut line[row % LANES * 4..][..4];
+                    to[..2].copy_from_slice(&pair[0].to_le_bytes());
+                    to[2..].copy_from_slice(&pair[1].to_le_bytes());
+                }
+            })
+            .map_err(|NotFinite| PackError::NotFinite { row })?;
         }
     }
     Ok(())
@@ -124,7 +156,7 @@ impl Tiles<'_> {
         let column = row % LANES;
         let half = (block / self.layout.blocks_per_half * LANES + column) * 2;
         let sections = [self.layout.scales, self.layout.minima];
-        let count = 1 + usize::from(matches!(self.shape.format().scales(), Scales::Minimum | Scales::Super));
+        let count = 1 + usize::from(super::has_minima(self.shape.format()));
         for (bits, section) in from.halves.into_iter().zip(sections).take(count) {
             self.data[start + section + half..][..2].copy_from_slice(&bits.to_le_bytes());
         }

@@ -22,7 +22,7 @@ impl PackedShape {
         if n == 0 || k == 0 || !k.is_multiple_of(format.k_step()) || i32::try_from(k).is_err() {
             return Err(shape);
         }
-        // A float source is up to four bytes a weight, a packed one less than two: neither may overflow.
+        // A float source is up to four bytes a weight, a packed one at most two: neither may overflow.
         let weights = n.checked_next_multiple_of(LANES).and_then(|rows| rows.checked_mul(k)).ok_or(shape.clone())?;
         weights.checked_mul(4).filter(|&bytes| isize::try_from(bytes).is_ok()).ok_or(shape)?;
         Ok(Self { format, n, k })
@@ -78,8 +78,9 @@ impl TileLayout {
             Scales::Minimum => (1, 1, 0),
             Scales::Super => (SUPER_BLOCK / BLOCK, 1, 2),
             Scales::SuperHalves => (SUPER_BLOCK / BLOCK, 0, 2),
+            Scales::None => (1, 0, 0),
         };
-        let halves = blocks / blocks_per_half * LANES * 2;
+        let halves = if matches!(format.scales(), Scales::None) { 0 } else { blocks / blocks_per_half * LANES * 2 };
         let scales = blocks * block_quants;
         let minima = scales + halves;
         let factors = minima + minima_rows * halves;

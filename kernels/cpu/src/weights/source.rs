@@ -2,7 +2,7 @@
 
 use super::BLOCK;
 use super::format::{SUPER_BLOCK, SourceFormat};
-use crate::half::{bf16_to_f32, f16_to_f32, f32_to_f16};
+use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 /// One block of one row, as the packed format of its source holds it.
 pub(super) struct SourceBlock {
@@ -51,6 +51,31 @@ pub(super) fn read(
         SourceFormat::F32 | SourceFormat::F16 | SourceFormat::Bf16 => put(0, rounded(format, bytes)?),
     }
     Ok(())
+}
+
+/// Reads one source block as blocks of 32 weights in bfloat16, in order. A weight is rounded once to f32, where it has a minimum, and once
+/// to bfloat16, to nearest even; one that is a bfloat16 stays as it is.
+pub(super) fn read_bf16(
+    format: SourceFormat,
+    bytes: &[u8],
+    mut put: impl FnMut(usize, [u16; BLOCK]),
+) -> Result<(), NotFinite> {
+    let mut is_finite = true;
+    let mut round = |block: usize, values: [f32; BLOCK]| {
+        let rounded = values.map(f32_to_bf16);
+        is_finite &= rounded.iter().all(|&bits| bf16_to_f32(bits).is_finite());
+        put(block, rounded);
+    };
+    match format {
+        SourceFormat::F32 | SourceFormat::F16 | SourceFormat::Bf16 => round(0, floats(format, bytes)),
+        _ => read(format, bytes, |block, from| {
+            let zero = f32::from(format.packed().zero());
+            let (scales, minimum) = format.packed().scale(from.halves.map(f16_to_f32), from.factors);
+            let value = |k: usize| scales[k / (BLOCK / 2)] * (f32::from(from.quants[k]) - zero) + minimum;
+            round(block, std::array::from_fn(value));
+        })?,
+    }
+    if is_finite { Ok(()) } else { Err(NotFinite) }
 }
 
 fn finite(halves: [u16; 2]) -> Result<[u16; 2], NotFinite> {
@@ -116,17 +141,19 @@ fn six_bit_quants(bytes: &[u8], block: usize) -> [u8; BLOCK] {
     quants
 }
 
+/// A block of floats.
+fn floats(format: SourceFormat, bytes: &[u8]) -> [f32; BLOCK] {
+    let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+    std::array::from_fn(|i| match format {
+        SourceFormat::F16 => f16_to_f32(half(2 * i)),
+        SourceFormat::Bf16 => bf16_to_f32(half(2 * i)),
+        _ => f32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]]),
+    })
+}
+
 /// A block of floats, rounded to eight bits.
 fn rounded(format: SourceFormat, bytes: &[u8]) -> Result<SourceBlock, NotFinite> {
-    let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-    let mut values = [0f32; BLOCK];
-    for (i, value) in values.iter_mut().enumerate() {
-        *value = match format {
-            SourceFormat::F16 => f16_to_f32(half(2 * i)),
-            SourceFormat::Bf16 => bf16_to_f32(half(2 * i)),
-            _ => f32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]]),
-        };
-    }
+    let values = floats(format, bytes);
     if values.iter().any(|v| !v.is_finite()) {
         return Err(NotFinite);
     }

@@ -19,7 +19,7 @@ mod unpack;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::{MINIMUM, PLAIN, SUPER, SUPER_HALVES, TileTask};
+use super::{MINIMUM, NO_INTEGERS, PLAIN, SUPER, SUPER_HALVES, TileTask};
 use crate::activation::{Line, Precision, TILED_ROWS};
 use crate::amx::{TileShapes, Tiles};
 use crate::lanes::LANES;
@@ -61,7 +61,7 @@ pub(super) fn panels_in_pass(k: usize, precision: Precision) -> usize {
 /// # Safety
 /// [`tiles`] of this thread are alive, and the task's output is its own and has room for the activations' rows.
 pub(super) unsafe fn multiply_panels(task: &TileTask<'_>, panels: Range<usize>) {
-    use PackedFormat::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+    use PackedFormat::{Bf16, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     // SAFETY: tiles are alive, so the CPU is one that AMX's tier supports, which has the features of the AVX-512 tier.
     unsafe {
         match task.part.matrix.format() {
@@ -73,6 +73,7 @@ pub(super) unsafe fn multiply_panels(task: &TileTask<'_>, panels: Range<usize>) 
             Q4K => of_format::<4, SUPER>(task, panels),
             Q5K => of_format::<5, SUPER>(task, panels),
             Q6K => of_format::<6, SUPER_HALVES>(task, panels),
+            Bf16 => unreachable!("{NO_INTEGERS}"),
         }
     }
 }
@@ -81,6 +82,7 @@ unsafe fn of_format<const BITS: usize, const SCALES: u8>(task: &TileTask<'_>, pa
     // SAFETY: the contract is passed on.
     unsafe {
         match (BITS, task.activations.precision()) {
+            (_, Precision::Bf16) => unreachable!("{NO_INTEGERS}"),
             (6, Precision::Int8) => product::<BITS, SCALES, SCALED_HALVES, 1, 32>(task, panels),
             (6, Precision::Int15) => product::<BITS, SCALES, SCALED_HALVES, 2, 32>(task, panels),
             (8, Precision::Int15) => product::<BITS, SCALES, JOINED, 2, 16>(task, panels),
