@@ -1,6 +1,6 @@
 //! How fast does each kind move KV on this machine, beside a plain copy and a plain TCP stream in the same run?
 //!
-//! `cargo run --release -p penstock-transport --example transfers`. The other end is a thread for `reference` and a process for the
+//! `cargo run --release -p penstock-transport --example transfers [-- KIND...]`. The other end is a thread for `reference` and a process for the
 //! others. With `--features nixl` and `PENSTOCK_NIXL` set to the folder of its library, NIXL as well. Figures are printed, never judged.
 
 use std::error::Error;
@@ -42,11 +42,11 @@ fn run() -> Result<(), Failed> {
     println!("{:<26} {:>8}  {:>12} {:>9} {:>9}", "figure: what", "KiB", "p50 us", "GB/s p50", "GB/s best");
     plain_copy();
     plain_tcp()?;
-    for kind in [Kind::Reference, Kind::Memfd, Kind::Tcp] {
+    let mut kinds = vec![Kind::Reference, Kind::Memfd, Kind::Tcp];
+    kinds.extend(std::env::var_os("PENSTOCK_NIXL").map(|_| Kind::Nixl));
+    kinds.retain(|kind| arguments.is_empty() || arguments.contains(&kind.to_string()));
+    for kind in kinds {
         through(kind)?;
-    }
-    if std::env::var_os("PENSTOCK_NIXL").is_some() {
-        through(Kind::Nixl)?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ mod world;
 
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use penstock_transport::{Address, Descriptor, Event, Failure, Kind, Limits, NixlAddress, OpId, PeerId};
 use world::*;
@@ -47,8 +48,12 @@ fn by_nixl_nothing_lands_after_the_writer_is_said_to_have_left_though_it_lives()
     if !nixl::is_there() {
         return;
     }
+    let start = Instant::now();
     let a = end(Kind::Nixl, A, 1 << 20, 64, Limits::default());
+    println!("figure: nixl, first endpoint of a process: {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
+    let start = Instant::now();
     let b = end(Kind::Nixl, B, 1 << 20, 64, Limits::default());
+    println!("figure: nixl, a further endpoint: {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
     let mut pair = Pair { a, b };
     let target = pair.b.transport.descriptor();
     let Address::Nixl(address) = target.address else { panic!("it is NIXL's") };
@@ -70,9 +75,13 @@ fn by_nixl_nothing_lands_after_the_writer_is_said_to_have_left_though_it_lives()
     }
     relay.cut();
     // The receiver alone goes on: its word must not depend on what the writer does.
+    let mut took = Duration::ZERO;
     while !pair.b.events.contains(&Event::Left { peer: A }) {
+        let start = Instant::now();
         pair.b.turn();
+        took = start.elapsed();
     }
+    println!("figure: nixl, the turn with the fence: {:.1} ms", took.as_secs_f64() * 1e3);
     let own = fill(&pair.b.region, &mut Random(17));
     // Another peer, so that the receiver has somebody to serve: with the first it would serve this one's late bytes, too.
     let third = end(Kind::Nixl, PeerId { endpoint: 3, epoch: 1 }, 1 << 20, 64, Limits::default());
@@ -80,8 +89,8 @@ fn by_nixl_nothing_lands_after_the_writer_is_said_to_have_left_though_it_lives()
     pair.connect();
     let _third = std::mem::replace(&mut pair.a, writer);
     for _ in 0..300 {
-        pair.a.transport.poll(std::time::Duration::from_millis(1), &mut pair.a.events);
-        pair.b.transport.poll(std::time::Duration::from_millis(1), &mut pair.b.events);
+        pair.a.transport.poll(Duration::from_millis(1), &mut pair.a.events);
+        pair.b.transport.poll(Duration::from_millis(1), &mut pair.b.events);
     }
     assert_same("a write after its writer had left", &content(&pair.b.region), &own);
     assert!(!pair.b.events.iter().any(|event| matches!(event, Event::Landed { .. })));

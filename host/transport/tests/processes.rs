@@ -162,9 +162,11 @@ fn stopped_in_flight(deadline: Duration) -> Option<(Probe, End, PeerId)> {
     let peer = here.connect(&probe);
     let deadline = Instant::now() + deadline;
     here.transport.start(Transfer { peer, deadline, ..write(1, vec![span(0, 0, MANY)]) }).unwrap();
-    // Some of it has moved, and it is far from its end.
-    for _ in 0..20 {
-        here.transport.poll(Duration::from_millis(1), &mut here.events);
+    // A turn posts one request of 16 MiB at most, of which the sockets between the two hold only a part: after ten of them one is in
+    // flight, and not the last. Between them the receiver has time to give leave.
+    for _ in 0..10 {
+        here.turn();
+        std::thread::sleep(Duration::from_millis(50));
     }
     probe.signal(libc::SIGSTOP);
     for _ in 0..50 {
@@ -176,7 +178,7 @@ fn stopped_in_flight(deadline: Duration) -> Option<(Probe, End, PeerId)> {
 
 #[test]
 fn by_nixl_a_request_that_hangs_stays_in_quarantine_until_it_is_final() {
-    let Some((probe, mut here, peer)) = stopped_in_flight(Duration::from_millis(2_500)) else { return };
+    let Some((probe, mut here, peer)) = stopped_in_flight(Duration::from_millis(3_000)) else { return };
     here.until("the deadline", |events| ended(events, OpId(1)).is_some());
     assert_eq!(ended(&here.events, OpId(1)), Some((Err(Failure::Timeout), false)));
     assert_eq!(here.transport.cancel(OpId(1)).unwrap(), Touch::Quarantined);

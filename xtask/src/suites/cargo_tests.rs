@@ -37,17 +37,8 @@ pub fn nixl(setting: &Setting) -> Result<Counts> {
         Err(fault) => return skipped(&format!("nixl: {fault:#}")),
     };
     let mut command = cargo(&setting.root, &["test", "--no-fail-fast", "--profile", serve::PROFILE]);
-    command.args([
-        "--package",
-        "penstock-transport",
-        "--features",
-        "nixl",
-        "--test",
-        "conformance",
-        "--test",
-        "processes",
-    ]);
-    command.args(["--test", "fence", "--test", "processes"]);
+    command.args(["--package", "penstock-transport", "--features", "nixl", "--lib"]);
+    command.args(["--test", "conformance", "--test", "fence", "--test", "processes"]);
     // One after the other: they share one library, and each moves some hundred MiB.
     command.args(["--", "--show-output", "--test-threads", "1"]).envs(environment);
     run(setting, "nixl", command)

@@ -40,9 +40,11 @@ pub(crate) enum Carriage {
 
 /// Turns that ask again at once while requests are open: some tens of microseconds.
 const IDLE_SPINS: u32 = 200;
-/// After that the first nap, and how many times as long the longest is: a millisecond.
-const NAP: Duration = Duration::from_micros(20);
-const NAPS_LONGEST: u32 = 50;
+/// After that, naps: short ones, for bytes that move by the hands of a library do not wake this end, and a full socket stands still.
+const NAP: Duration = Duration::from_micros(50);
+/// After two seconds of these nothing seems to move, and naps become long.
+const NAPS_SHORT: u32 = 20_000;
+const NAP_LONG: Duration = Duration::from_millis(1);
 
 /// What stays the same through an endpoint's life.
 pub(crate) struct Grounds {
@@ -366,11 +368,12 @@ impl Endpoint {
         // Silence and calls that nobody answers are noticed by the clock: no rest is longer than this.
         let mut at_most = until.saturating_duration_since(now).min(Duration::from_millis(50));
         if self.has_requests() {
-            // A library that has no descriptor to wait for is asked: at once at first, then less and less often.
+            // A library that has no descriptor to wait for is asked: at once at first, then less often.
             self.idle_turns = self.idle_turns.saturating_add(1);
-            match self.idle_turns.checked_sub(IDLE_SPINS) {
-                None => return std::thread::yield_now(),
-                Some(naps) => at_most = at_most.min(NAP * naps.clamp(1, NAPS_LONGEST)),
+            match self.idle_turns {
+                ..IDLE_SPINS => return std::thread::yield_now(),
+                IDLE_SPINS..NAPS_SHORT => at_most = at_most.min(NAP),
+                NAPS_SHORT.. => at_most = at_most.min(NAP_LONG),
             }
         }
         let mut interests = vec![sys::interest(self.listener.fd(), self.has_room(), false)];

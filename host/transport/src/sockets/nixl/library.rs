@@ -50,6 +50,13 @@ static LOADED: Mutex<Option<Option<PathBuf>>> = Mutex::new(None);
 
 /// Loads the library that the settings name, once for the process.
 pub(super) fn load(settings: &NixlSettings) -> Result<(), TransportError> {
+    if let Some((name, value)) = settings.unapplied() {
+        let there = std::env::var(name).map_or_else(|_| "unset".to_owned(), |there| format!("{there:?}"));
+        let why = format!(
+            "NIXL needs {name}={value} before it is loaded, and it is {there}: set it, or apply the settings first"
+        );
+        return Err(TransportError::Unavailable(why));
+    }
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(dir) = &*loaded {
         if *dir == settings.library_dir {
@@ -57,13 +64,6 @@ pub(super) fn load(settings: &NixlSettings) -> Result<(), TransportError> {
         }
         let why =
             format!("{NAME} was loaded from {dir:?}, and a process has one; {:?} needs another", settings.library_dir);
-        return Err(TransportError::Unavailable(why));
-    }
-    if let Some((name, value)) = settings.unapplied() {
-        let there = std::env::var(name).map_or_else(|_| "unset".to_owned(), |there| format!("{there:?}"));
-        let why = format!(
-            "NIXL needs {name}={value} before it is loaded, and it is {there}: set it, or apply the settings first"
-        );
         return Err(TransportError::Unavailable(why));
     }
     open(settings)?;
@@ -98,4 +98,49 @@ fn open(settings: &NixlSettings) -> Result<(), TransportError> {
 fn has(library: NonNull<c_void>, name: &CStr) -> bool {
     // SAFETY: the library is loaded, and the name is a C string.
     !unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) }.is_null()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(settings: &NixlSettings) -> String {
+        match load(settings) {
+            Err(TransportError::Unavailable(why)) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_library_that_is_not_there_is_named_with_its_place() {
+        let library_dir = Some(PathBuf::from("/nowhere/nixl"));
+        let settings = NixlSettings { library_dir, environment: Vec::new(), ..NixlSettings::default() };
+        let why = refusal(&settings);
+        assert!(why.contains("libnixl_capi.so") && why.contains("/nowhere/nixl"), "{why}");
+        assert!(why.contains("No such file"), "the loader's own words: {why}");
+    }
+
+    #[test]
+    fn a_library_of_that_name_which_is_another_is_refused_by_what_it_lacks() {
+        // Any library will do: the system's own, under the name that is looked for.
+        let dir = std::env::temp_dir().join(format!("penstock-other-nixl-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let libc = maps.lines().filter_map(|line| line.split_whitespace().last());
+        let libc = libc.into_iter().find(|path| path.contains("/libc.so") || path.contains("/libc-")).unwrap();
+        std::fs::copy(libc, dir.join(NAME)).unwrap();
+        let settings =
+            NixlSettings { library_dir: Some(dir.clone()), environment: Vec::new(), ..NixlSettings::default() };
+        let why = refusal(&settings);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(why.contains("it has no nixl_capi_create_configured_agent"), "{why}");
+    }
+
+    #[test]
+    fn settings_that_came_too_late_are_refused_with_what_is_there() {
+        let environment = vec![("PENSTOCK_NEVER_SET".to_owned(), "^shm".to_owned())];
+        let settings = NixlSettings { environment, ..NixlSettings::default() };
+        let why = refusal(&settings);
+        assert!(why.contains("needs PENSTOCK_NEVER_SET=^shm") && why.contains("it is unset"), "{why}");
+    }
 }
