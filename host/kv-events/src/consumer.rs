@@ -15,7 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use crate::batch::BlockHash;
 use crate::error::{KvEventsError, PeerFault};
 use crate::index::Index;
-use crate::limits::{INDEX_BLOCKS_MAX, PATIENCE, TOPIC_BYTES_MAX};
+use crate::limits::{ANSWER_MAX, INDEX_BLOCKS_MAX, PATIENCE, TOPIC_BYTES_MAX};
 use crate::msgpack::{Reader, Value};
 use crate::publisher::{END, SNAPSHOT, SNAPSHOT_WANTED};
 use crate::tracker::{Counts, Doubt, Need, Tracker, Trust};
@@ -88,7 +88,7 @@ struct Shared {
     tracker: Mutex<Tracker>,
     /// Another life is known: connect anew.
     renewed: Notify,
-    /// Why there is no connection.
+    /// Why there is no connection, or no answer to what was asked for.
     fault: Mutex<Option<String>>,
 }
 
@@ -140,7 +140,7 @@ impl Consumer {
         self.shared.tracker().epoch()
     }
 
-    /// Why there is no connection, when there is none.
+    /// Why there is no connection, or why what was missed could not be had, when that is so.
     #[must_use]
     pub fn fault(&self) -> Option<String> {
         self.shared.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -159,6 +159,10 @@ impl Shared {
         // Nothing between lock and unlock leaves the tracker half changed.
         self.tracker.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn note(&self, fault: Option<String>) {
+        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+    }
 }
 
 async fn run(shared: Arc<Shared>) {
@@ -166,7 +170,7 @@ async fn run(shared: Arc<Shared>) {
     loop {
         let mut was_connected = false;
         if let Err(why) = listen(&shared, &mut was_connected).await {
-            *shared.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_string());
+            shared.note(Some(why.to_string()));
         }
         shared.tracker().disconnected();
         backoff = if was_connected { Duration::from_millis(50) } else { (backoff * 2).min(BACKOFF_MAX) };
@@ -189,7 +193,7 @@ async fn listen(shared: &Shared, was_connected: &mut bool) -> Result<(), PeerFau
     let subscription = [&[1], shared.settings.topic.as_bytes()].concat();
     in_time(PATIENCE, async { Ok(outbound.write_all(&encode(&[&subscription])).await?) }).await?;
     *was_connected = true;
-    *shared.fault.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    shared.note(None);
     let need = shared.tracker().connected();
     meet(shared, need).await;
     let mut probe = interval_at(Instant::now() + shared.settings.probe, shared.settings.probe);
@@ -242,12 +246,18 @@ async fn meet(shared: &Shared, need: Need) {
     for _ in 0..4 {
         let met = match need {
             Need::Nothing => return,
-            Need::Replay(from) => replay_from(shared, replay, from).await,
-            Need::Resync => resync(shared, replay).await,
+            Need::Replay(from) => in_time(ANSWER_MAX, replay_from(shared, replay, from)).await,
+            Need::Resync => in_time(ANSWER_MAX, resync(shared, replay)).await,
         };
         match met {
-            Ok(next) => need = next,
-            Err(_) => break,
+            Ok(next) => {
+                shared.note(None);
+                need = next;
+            }
+            Err(why) => {
+                shared.note(Some(format!("replay at {replay}: {why}")));
+                break;
+            }
         }
     }
     if need != Need::Nothing {

@@ -38,6 +38,10 @@ pub const INDEX_BLOCKS_MAX: usize = 1 << 20;
 pub const SNAPSHOT_BLOCKS: usize = 16_384;
 /// Longest wait for a handshake, and for a peer that must answer or read.
 pub const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time for a whole replay or snapshot: all that is kept, over a slow link.
+pub const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// Batches that a publisher's own index may be behind: those of the moment in which it is copied for a snapshot.
+pub const UNSEEN_BATCHES_MAX: usize = 1_024;
 /// A peer that has not taken a byte for so long is gone.
 pub const STALL_MAX: Duration = Duration::from_secs(30);
 

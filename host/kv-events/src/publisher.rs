@@ -19,6 +19,7 @@ use crate::index::Index;
 use crate::limits::{
     BUFFER_BATCHES_MAX, BUFFER_BYTES_MAX, EVENTS_MAX, HASHES_MAX, INDEX_BLOCKS_MAX, PAYLOAD_BYTES_MAX,
     QUEUE_BATCHES_MAX, QUEUE_BYTES_MAX, REPLAYS_MAX, STALL_MAX, SUBSCRIBERS_MAX, TOPIC_BYTES_MAX, TOPICS_MAX,
+    UNSEEN_BATCHES_MAX,
 };
 use crate::msgpack::Writer;
 use crate::zmtp::{Inbound, Kind, encode, in_time, shake_hands};
@@ -263,7 +264,7 @@ impl Publisher {
             batch.events = vec![KvEvent::Cleared];
             payload = batch.encode();
         }
-        self.hub.publish(batch, payload.into())
+        self.hub.publish(batch, &payload)
     }
 
     /// What has happened.
@@ -280,14 +281,16 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn publish(&self, batch: Batch, payload: Bytes) -> u64 {
+    fn publish(&self, batch: Batch, payload: &[u8]) -> u64 {
         let mut guard = self.lock();
         let state = &mut *guard;
         let seq = state.next;
         state.next += 1;
         state.counts.published += 1;
         let topic = self.settings.topic.as_bytes();
-        let wire = encode(&[topic, &seq.to_be_bytes(), &payload]);
+        let wire = encode(&[topic, &seq.to_be_bytes(), payload]);
+        // The same memory: the payload is the message's end.
+        let payload = wire.slice(wire.len() - payload.len()..);
         let sent = Arc::new(Sent { seq, payload, wire });
         while !state.buffer.has_room(&sent, self.settings.buffer_batches, BUFFER_BYTES_MAX) {
             if state.buffer.pop().is_none() {
@@ -307,7 +310,7 @@ impl Hub {
             }
         }
         if self.settings.replay.is_some() {
-            if state.unseen.len() < self.settings.buffer_batches {
+            if state.unseen.len() < UNSEEN_BATCHES_MAX {
                 state.unseen.push(batch);
             } else {
                 state.unseen = Vec::new();

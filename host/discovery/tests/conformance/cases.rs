@@ -35,6 +35,11 @@ macro_rules! open {
     };
 }
 
+fn figure<A: Arena>(what: &str, since: Instant) {
+    let place = std::any::type_name::<A>().rsplit("::").nth(1).unwrap_or_default();
+    println!("figure: {place}: {what} {:.2?}, with a lease of {:?}", since.elapsed(), settings().lease);
+}
+
 pub async fn joins_and_leaves<A: Arena>() {
     let arena = open!(A, settings());
     arena.host("w-0").await;
@@ -73,11 +78,15 @@ pub async fn lease_runs_out<A: Arena>() {
     let mut watch = arena.client().watch();
     until(|| ids(&watch) == ["dies", "lives"], "both").await;
     arena.crash("dies", dies).await;
+    let crashed = Instant::now();
     let mut left = Vec::new();
     let three_leases = Instant::now() + 3 * settings().lease;
     while left.is_empty() || Instant::now() < three_leases {
         match timeout(Duration::from_secs(1), watch.next()).await {
-            Ok(Event::Left { id, .. }) => left.push(id.to_string()),
+            Ok(Event::Left { id, .. }) => {
+                figure::<A>("a crash is noticed after", crashed);
+                left.push(id.to_string());
+            }
             Ok(_) => {}
             Err(_) => assert!(Instant::now() < three_leases + PATIENCE, "never left"),
         }
@@ -175,9 +184,12 @@ pub async fn survives_an_outage<A: Arena>() {
     assert_eq!(watch.try_next(), None);
 
     arena.restore().await;
+    let restored = Instant::now();
     assert_eq!(next(&mut watch).await, Event::Fresh, "and nobody left and joined again on the way");
+    figure::<A>("the service's return is noticed after", restored);
     assert_eq!(watch.view().stale, None);
     until(|| registration.standing() == Standing::Announced, "the registration stands again").await;
+    figure::<A>("a registration stands again after", restored);
     let _b = arena.client().register(record("b", 1)).await.unwrap();
     assert_eq!(next_change(&mut watch).await, Event::Joined(record("b", 1).into()));
     let two_leases = Instant::now() + 2 * lease;

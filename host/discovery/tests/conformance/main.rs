@@ -43,7 +43,7 @@ trait Arena: Sized {
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn settings() -> Settings {
-    Settings { lease: Duration::from_secs(2), ..Settings::default() }
+    Settings { lease: Duration::from_secs(3), ..Settings::default() }
 }
 
 fn record(id: &str, epoch: u64) -> WorkerRecord {
