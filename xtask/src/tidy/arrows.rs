@@ -26,6 +26,7 @@ const ROOMS: &[Room] = &[
     Room { name: "transport", uses: &[], pure_with: None },
     Room { name: "discovery", uses: &[], pure_with: None },
     Room { name: "kv-events", uses: &[], pure_with: None },
+    Room { name: "control", uses: &[], pure_with: None },
     Room { name: "exec", uses: LAYERS_0_TO_2, pure_with: None },
     Room { name: "policy-wasm", uses: &["base", "policy-api"], pure_with: None },
     // The guests' side of the wall, judged from the host's.
