@@ -1,6 +1,8 @@
 //! The gateway and its replicas, some of which compute prompts for the others: every request has one end and one owner, and what was
 //! computed elsewhere is what it would be here.
 
+#![allow(clippy::disallowed_macros, reason = "figures of a run are printed")]
+
 #[path = "support/cluster.rs"]
 mod cluster;
 
