@@ -196,7 +196,9 @@ fn by_nixl_a_request_that_hangs_stays_in_quarantine_until_it_is_final() {
 fn by_nixl_a_receiver_killed_under_a_request_ends_it() {
     let Some((mut probe, mut here, peer)) = stopped_in_flight(PATIENCE) else { return };
     probe.signal(libc::SIGKILL);
+    let start = Instant::now();
     here.until("the end", |events| ended(events, OpId(1)).is_some());
+    println!("figure: nixl, a killed receiver is noticed after {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
     assert_eq!(ended(&here.events, OpId(1)).unwrap().0, Err(Failure::PeerGone));
     probe.child.wait().unwrap();
     // What is in flight to nobody ends too, and another peer is served as before.
@@ -237,6 +239,20 @@ fn by_nixl_nothing_of_a_writer_that_was_killed_lands_once_it_is_said_to_have_lef
     let _next = Probe::writing_to(&here.transport.descriptor(), 1 << 20, MANY);
     here.until("a landing", |events| events.iter().any(|event| matches!(event, Event::Landed { .. })));
     assert_same("the next write", &content(&here.region), &probe_content(1 << 20, MANY));
+}
+
+#[test]
+fn by_nixl_a_process_that_is_done_ends_well() {
+    if !nixl::is_there() {
+        return;
+    }
+    // What is unloaded at the end of a process is known to crash.
+    let mut probe = Probe::new(Kind::Nixl, 1 << 20, 4);
+    let mut here = end(Kind::Nixl, A, 1 << 20, 4, Limits::default());
+    let peer = here.connect(&probe);
+    assert_eq!(here.run(Transfer { peer, ..write(1, vec![span(0, 0, 4)]) }), Ok(()));
+    drop(probe.child.stdin.take());
+    assert_eq!(probe.child.wait().unwrap().code(), Some(0));
 }
 
 #[test]

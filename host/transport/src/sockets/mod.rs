@@ -100,10 +100,10 @@ struct Endpoint {
     outbound: BTreeMap<PeerId, Outbound>,
     operations: Operations,
     revoked: Revocations,
-    /// Who moves the bytes, where that is a library.
-    poster: Option<Box<dyn Poster>>,
     /// Requests whose connections are gone. Each is part of an operation that has not settled, or of a write to a peer that has gone.
     drifting: Vec<Drifting>,
+    /// Who moves the bytes, where that is a library. Dropped after all requests.
+    poster: Option<Box<dyn Poster>>,
     /// Turns in a row that moved nothing while requests were open.
     idle_turns: u32,
     /// What happened outside `poll`. Bounded by the operations and peers it is about.
@@ -239,17 +239,19 @@ impl Endpoint {
         let mut needs_fence = false;
         let is_posted = self.grounds.carriage == Carriage::Posted;
         let mut kept: Vec<Inbound> = Vec::with_capacity(self.inbound.len());
+        // Closed only after a fence: a peer takes it for the word that nothing of it lands any more.
+        let mut gone = Vec::new();
         for mut inbound in std::mem::take(&mut self.inbound) {
             let was_unknown = inbound.peer.is_none();
             let heard = inbound.turn(&self.grounds, &self.revoked, events);
             if let Some(peer) = inbound.peer.filter(|_| was_unknown) {
                 // An endpoint that comes anew has left what it had: its late bytes must find nobody.
-                kept.retain(|other| {
-                    let is_older = other.peer.is_some_and(|older| older.endpoint == peer.endpoint);
-                    events.extend(other.peer.filter(|_| is_older).map(|peer| Event::Left { peer }));
-                    needs_fence |= is_older && is_posted && other.may_write();
-                    !is_older
-                });
+                let is_older = |other: &mut Inbound| other.peer.is_some_and(|older| older.endpoint == peer.endpoint);
+                for older in kept.extract_if(.., is_older) {
+                    events.extend(older.peer.map(|peer| Event::Left { peer }));
+                    needs_fence |= is_posted && older.may_write();
+                    gone.push(older);
+                }
             }
             match heard {
                 Ok(did) => {
@@ -259,6 +261,7 @@ impl Endpoint {
                 Err(_) => {
                     events.extend(inbound.peer.map(|peer| Event::Left { peer }));
                     needs_fence |= is_posted && inbound.may_write();
+                    gone.push(inbound);
                     moved = true;
                 }
             }
@@ -267,6 +270,7 @@ impl Endpoint {
         if needs_fence {
             self.fence(events);
         }
+        drop(gone);
         for inbound in &mut self.inbound {
             inbound.welcome(&self.grounds, self.poster.as_deref_mut());
         }
