@@ -119,34 +119,39 @@ fn bytes_go_both_ways_between_two_network_namespaces() {
     moves_both_ways(Kind::Tcp, &mut here, &probe, 65_536, 1_024);
 }
 
-#[test]
-fn bytes_go_both_ways_between_two_network_namespaces_by_nixl() {
-    if !nixl::is_there() {
-        return;
-    }
-    let Some(namespace) = Namespace::new() else { return };
-    // Which interface is used is read from the environment when the library is loaded: hence two fresh processes.
-    let mut test = Command::new(std::env::current_exe().unwrap());
-    test.args(["the_near_end_of_two_namespaces", "--exact", "--ignored", "--nocapture"]);
-    test.env("PENSTOCK_TEST_NAMESPACE", &namespace.name).env("PENSTOCK_TEST_ADDRESS", namespace.address(2));
-    test.env("PENSTOCK_TEST_FAR_DEVICE", namespace.device("b"));
-    test.env("UCX_TLS", "tcp,self").env("UCX_NET_DEVICES", namespace.device("a"));
-    let output = test.output().unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
-    let faults = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains("test result: ok. 1 passed"), "{told}\n{faults}");
-}
+#[cfg(feature = "nixl")]
+mod namespaces_by_nixl {
+    use super::*;
 
-#[test]
-#[ignore = "the test above runs it in a process of its own"]
-fn the_near_end_of_two_namespaces() {
-    let given = |name: &str| std::env::var(name).unwrap();
-    let mut command = Namespace::command_in(&given("PENSTOCK_TEST_NAMESPACE"));
-    command.env("UCX_NET_DEVICES", given("PENSTOCK_TEST_FAR_DEVICE"));
-    let address = format!("{}:0", given("PENSTOCK_TEST_ADDRESS"));
-    let probe = Probe::at(command, Kind::Nixl, &address, 65_536, 1_024);
-    let mut here = end(Kind::Nixl, A, 65_536, 1_024, Limits::default());
-    moves_both_ways(Kind::Nixl, &mut here, &probe, 65_536, 1_024);
+    #[test]
+    fn bytes_go_both_ways_between_two_network_namespaces() {
+        if !nixl::is_there() {
+            return;
+        }
+        let Some(namespace) = Namespace::new() else { return };
+        // Which interface is used is read from the environment when the library is loaded: hence two fresh processes.
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        test.args(["namespaces_by_nixl::the_near_end", "--exact", "--ignored", "--nocapture"]);
+        test.env("PENSTOCK_TEST_NAMESPACE", &namespace.name).env("PENSTOCK_TEST_ADDRESS", namespace.address(2));
+        test.env("PENSTOCK_TEST_FAR_DEVICE", namespace.device("b"));
+        test.env("UCX_TLS", "tcp,self").env("UCX_NET_DEVICES", namespace.device("a"));
+        let output = test.output().unwrap();
+        let told = String::from_utf8_lossy(&output.stdout);
+        let faults = String::from_utf8_lossy(&output.stderr);
+        assert!(told.contains("test result: ok. 1 passed"), "{told}\n{faults}");
+    }
+
+    #[test]
+    #[ignore = "the test above runs it in a process of its own"]
+    fn the_near_end() {
+        let given = |name: &str| std::env::var(name).unwrap();
+        let mut command = Namespace::command_in(&given("PENSTOCK_TEST_NAMESPACE"));
+        command.env("UCX_NET_DEVICES", given("PENSTOCK_TEST_FAR_DEVICE"));
+        let address = format!("{}:0", given("PENSTOCK_TEST_ADDRESS"));
+        let probe = Probe::at(command, Kind::Nixl, &address, 65_536, 1_024);
+        let mut here = end(Kind::Nixl, A, 65_536, 1_024, Limits::default());
+        moves_both_ways(Kind::Nixl, &mut here, &probe, 65_536, 1_024);
+    }
 }
 
 /// Blocks of a MiB for a transfer by NIXL that lasts long enough to be disturbed.
