@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{Group, LINE_BYTES};
-use crate::activation::{panel, panel_count};
+use crate::activation::{PANEL_ROWS, panel, panel_count};
 use crate::gemm::put;
 use crate::lanes::{LANES, avx512::Avx512};
 
@@ -14,37 +14,55 @@ use crate::lanes::{LANES, avx512::Avx512};
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn multiply(group: &Group<'_>) {
     let rows = group.pass.len();
-    for index in 0..panel_count(rows) {
+    let panels = panel_count(rows);
+    for index in 0..panels {
         let panel = panel(rows, index);
         let first = group.pass.start + panel.first;
+        // Only the first pass meets weights that are not in a cache yet.
+        let ask = match (group.pass.start, rows) {
+            (0, PANEL_ROWS..) => Ask::Share { index, panels },
+            (0, _) if index == 0 => Ask::Ahead,
+            _ => Ask::Nothing,
+        };
         // SAFETY: the panel lies inside the group's rows; the features are enabled here.
         unsafe {
             match panel.rows {
-                8 => tiles::<8, 2>(group, first),
-                4 => tiles::<4, 4>(group, first),
-                2 => tiles::<2, 4>(group, first),
-                _ => tiles::<1, 4>(group, first),
+                8 => tiles::<8, 2>(group, first, ask),
+                4 => tiles::<4, 4>(group, first, ask),
+                2 => tiles::<2, 4>(group, first, ask),
+                _ => tiles::<1, 4>(group, first, ask),
             }
         }
     }
 }
 
+/// Which weights a panel asks for before they are used.
+#[derive(Clone, Copy)]
+enum Ask {
+    /// None.
+    Nothing,
+    /// Those a little further on: few rows, which wait for memory whatever is done.
+    Ahead,
+    /// Its share of the next group's, so that they come while all panels of this one are multiplied.
+    Share { index: usize, panels: usize },
+}
+
 /// `R` rows from `first` on by all tiles, up to `C` of them at once.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn tiles<const R: usize, const C: usize>(group: &Group<'_>, first: usize) {
+unsafe fn tiles<const R: usize, const C: usize>(group: &Group<'_>, first: usize, ask: Ask) {
     let mut tile = 0;
     // SAFETY: the contract is passed on.
     unsafe {
         while tile + C <= group.tiles {
-            pass::<R, C>(group, first, tile);
+            pass::<R, C>(group, first, tile, ask);
             tile += C;
         }
         while tile + 2 <= group.tiles {
-            pass::<R, 2>(group, first, tile);
+            pass::<R, 2>(group, first, tile, ask);
             tile += 2;
         }
         if tile < group.tiles {
-            pass::<R, 1>(group, first, tile);
+            pass::<R, 1>(group, first, tile, ask);
         }
     }
 }
@@ -58,20 +76,28 @@ fn bfloats(bits: __m512i) -> __m512bh {
 
 /// `R` rows from `first` on by `C` tiles from `tile` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn pass<const R: usize, const C: usize>(group: &Group<'_>, first: usize, tile: usize) {
+unsafe fn pass<const R: usize, const C: usize>(group: &Group<'_>, first: usize, tile: usize, ask: Ask) {
     let (x, stride) = (group.rows.row(first), group.rows.stride_bytes());
     let weights = group.tile(tile);
     // SAFETY: a tile has k / 2 lines and a row k values; all of these rows and tiles are the group's.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); C]; R];
         for (lines, ahead) in group.stretches(C) {
+            let (mut due, step, ahead) = match ask {
+                Ask::Nothing => (usize::MAX, 0, 0),
+                Ask::Ahead => (lines.start, 1, ahead),
+                Ask::Share { index, panels } => (lines.start + index, panels, group.tiles * group.tile_bytes),
+            };
             for line in lines {
+                let is_due = line == due;
+                if is_due {
+                    due += step;
+                }
                 let x = x.add(line * 4);
                 let mut weights_of = [bfloats(_mm512_setzero_si512()); C];
                 for c in 0..C {
                     let from = weights.add(c * group.tile_bytes + line * LINE_BYTES);
-                    if first == 0 {
-                        // Only the first rows meet weights that are not in a cache yet.
+                    if is_due {
                         _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(ahead).cast());
                     }
                     weights_of[c] = bfloats(_mm512_loadu_si512(from.cast()));
