@@ -9,6 +9,7 @@ use penstock_model::{Namespace, Tokenizer};
 use penstock_sched::gateway::GatewayConfig;
 use penstock_sched::replica::ReplicaConfig;
 
+use crate::handoff::HandoffSetup;
 use crate::journal::JournalConfig;
 use crate::policies::log::DecisionsConfig;
 use crate::policies::seats::PolicySource;
@@ -21,6 +22,8 @@ pub struct EngineConfig {
     /// The replica machines. Id, epoch, pool, slots, step budget and context are taken from each executor (`step_tokens` and `slots`
     /// are the lesser of the two).
     pub replica: ReplicaConfig,
+    /// Replicas that compute prompts for others; none is that each replica does whole requests.
+    pub handoff: Option<HandoffSetup>,
     /// Bounds of the driver itself.
     pub limits: EngineLimits,
     /// Where the machines' first policies come from.

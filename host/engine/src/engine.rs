@@ -17,6 +17,7 @@ use crate::config::{EngineConfig, ServedModel};
 use crate::context::{ContextRules, RequestContext, SubmissionFault, pending_bytes};
 use crate::executor_loop::{self, ExecutorLoop};
 use crate::gateway_loop::{self, GatewayLoop, GatewayWake};
+use crate::handoff::{self, MoverLoop, Movers};
 use crate::journal::Journal;
 use crate::latch::Latch;
 use crate::mailbox::{Mailbox, PushError};
@@ -29,7 +30,7 @@ use crate::policies::inputs::InputsKept;
 use crate::policies::log::DecisionRecord;
 use crate::policies::machine::{FIRST, MachineSeats, PolicyPlane};
 use crate::policies::seats::{Machine, Memory, PolicySource, PreparedPolicies};
-use crate::replica_loop::ReplicaLoop;
+use crate::replica_loop::{ReplicaLoop, Role};
 use crate::replica_wake;
 use crate::request::{Submission, Ticket};
 use crate::status::{ReplicaState, ReplicaStatus, Status};
@@ -127,7 +128,13 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         panics::keep_words_to_ourselves();
         let geometry = common_geometry(&executors)?;
-        let (gateway, replicas) = machine_configs(&config, &executors)?;
+        let (mut gateway, mut replicas) = machine_configs(&config, &executors)?;
+        let movers = match &config.handoff {
+            None => Vec::new(),
+            Some(setup) => handoff::prepare(setup, &model.namespace, &mut gateway, &mut replicas, &executors)
+                .map_err(|(key, value, why)| EngineError::Config { key, value, why })?,
+        };
+        let prefill = config.handoff.map_or(0, |setup| setup.prefill);
         let context_tokens_max = geometry.context_tokens_max.min(config.replica.context_tokens_max);
         let mut first = first_policies(&config.policies, replicas.len(), context_tokens_max)?;
         let clock = Clock::starting_now();
@@ -151,6 +158,7 @@ impl Engine {
             context_tokens_max,
             gateway: Mailbox::new(&gateway_loop::lanes(requests_max, count)),
             replicas: replicas.iter().map(|replica| Mailbox::new(&replica_wake::lanes(replica, count))).collect(),
+            movers: Movers { mailboxes: movers.iter().map(|_| Mailbox::new(&handoff::lanes())).collect() },
             outputs: Mailbox::new(&outputs::lanes(requests_max, count)),
         });
         let engine = Self {
@@ -165,7 +173,11 @@ impl Engine {
         };
         let gateway_policies = first.remove(0);
         let replicas = replicas.into_iter().zip(first).collect();
-        engine.start_loops((gateway, gateway_policies), replicas, executors)?;
+        for (replica, prepared) in (0..).map(ReplicaId).zip(movers) {
+            let mover = MoverLoop::new(Arc::clone(&engine.wiring), replica, prepared);
+            engine.spawn("mover", format!("penstock-move-{replica}"), move || mover.run())?;
+        }
+        engine.start_loops((gateway, gateway_policies), replicas, (executors, prefill))?;
         Ok(engine)
     }
 
@@ -173,7 +185,7 @@ impl Engine {
         &self,
         (gateway, gateway_policies): (GatewayConfig, Box<dyn PreparedPolicies>),
         replicas: Vec<(ReplicaConfig, Box<dyn PreparedPolicies>)>,
-        executors: Vec<Box<dyn Executor>>,
+        (executors, prefill): (Vec<Box<dyn Executor>>, u32),
     ) -> Result<(), EngineError> {
         let epoch = gateway.epoch;
         let block_size_tokens = self.geometry.block_size_tokens;
@@ -191,10 +203,15 @@ impl Engine {
             let executor =
                 ExecutorLoop { wiring: Arc::clone(&self.wiring), replica, executor, steps: Arc::clone(&steps) };
             self.spawn("executor", format!("penstock-exec-{replica}"), move || executor.run())?;
+            let role = match prefill {
+                0 => Role::Whole,
+                first if replica.0 < first => Role::Prefill,
+                _ => Role::Decode,
+            };
             let (wiring, started) = (Arc::clone(&self.wiring), Arc::clone(&started));
             self.spawn("replica", format!("penstock-rep-{replica}"), move || {
                 let seats = MachineSeats::new(Arc::clone(&wiring), Machine::Replica(replica.0), policies);
-                ReplicaLoop::new(wiring, steps, config, epoch, seats, started).run();
+                ReplicaLoop::new(wiring, steps, (config, role), epoch, seats, started).run();
             })?;
         }
         // A submission must not overtake the news that there are replicas.

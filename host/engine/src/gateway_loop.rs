@@ -5,10 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use penstock_base::{CancelCause, Instant, ReplicaEpoch, ReplicaId, RequestId};
+use penstock_base::{CancelCause, Instant, Manifest, ReplicaEpoch, ReplicaId, RequestId};
 use penstock_sched::gateway::{
     DeliveryEvent, Gateway, GatewayConfig, GatewayEffect, GatewayEffects, GatewayEvent, GatewayInput, ReplicaFacts,
 };
+use penstock_sched::handoff::{End, Order};
 use penstock_sched::message::{FromReplica, ToReplica};
 
 use crate::context::RequestContext;
@@ -282,6 +283,8 @@ impl GatewayLoop {
         self.step(GatewayInput::Cancel { request, cause });
         if let Some(replica) = placed
             && !self.requests.contains_key(&request)
+            // One that was being handed off holds nothing that would have to be confirmed.
+            && self.machine.request_state(request).is_some_and(|(compute, _)| compute.is_terminal())
         {
             self.settling.insert(request, (replica, at));
         }
@@ -347,11 +350,9 @@ impl GatewayLoop {
                     return tracing::error!(request = dispatch.manifest.request.0, "dispatch of an unknown request");
                 }
             },
-            ToReplica::Cancel { .. }
-            | ToReplica::Policies(_)
-            | ToReplica::Prefill(_)
-            | ToReplica::Decode(_)
-            | ToReplica::PeerUp(_) => (replica_wake::WORK, None),
+            ToReplica::Cancel { .. } | ToReplica::Policies(_) | ToReplica::PeerUp(_) => (replica_wake::WORK, None),
+            ToReplica::Prefill(ordered) => (replica_wake::WORK, self.begun_by(&ordered.order, |begin| &begin.manifest)),
+            ToReplica::Decode(ordered) => (replica_wake::WORK, self.begun_by(&ordered.order, |begin| &begin.manifest)),
             ToReplica::Stance(_) => (replica_wake::STANCE, None),
         };
         let wake = ReplicaWake::Gateway { epoch, message, context };
@@ -363,6 +364,12 @@ impl GatewayLoop {
             let _ = mailbox
                 .push_latest(replica_wake::FREEZE, ReplicaWake::Freeze { epoch, cause: FreezeCause::MailboxFull });
         }
+    }
+
+    /// What a party of a hand-off must know of the request that it begins with.
+    fn begun_by<B>(&self, order: &Order<B>, manifest: impl Fn(&B) -> &Arc<Manifest>) -> Option<Arc<RequestContext>> {
+        let Order::Begin(begin) = order else { return None };
+        self.requests.get(&manifest(begin).request).map(|tracked| Arc::clone(&tracked.context))
     }
 
     /// Tells the output loop; its lane has room for all of this.
@@ -388,6 +395,16 @@ impl GatewayLoop {
             GatewayEvent::Stance { level } => tracing::info!(level, "overload stance changed"),
             GatewayEvent::Fallback { decision, call, reason } => self.seats.fell_back(decision, call, reason),
             GatewayEvent::Changed { decision, call, change } => self.seats.changed(decision, call, change),
+            GatewayEvent::HandoffEnded { request, end, .. } => match end {
+                // Nobody has it: it waits again, unless it ends.
+                End::Anew(_) => self.unplaced(request),
+                End::AtSender(peer, _) => {
+                    if let Some(tracked) = self.requests.get_mut(&request).filter(|tracked| tracked.placed.is_some()) {
+                        tracked.placed = Some(peer.replica);
+                    }
+                }
+                End::HandedOff(_) | End::Failed(_) | End::Cancelled => {}
+            },
             GatewayEvent::CacheGap { replica } => tracing::warn!(replica = replica.0, "gap in cache events"),
             _ => {}
         }

@@ -9,6 +9,8 @@
 //!    └──executor lost, or frozen too often──► Lost
 //! ```
 
+mod handoff;
+
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -33,6 +35,18 @@ use crate::policies::order::PolicyOrder;
 use crate::replica_wake::{FreezeCause, ReplicaWake};
 use crate::status::ReplicaState;
 use crate::wiring::Wiring;
+use handoff::Parts;
+
+/// Which part a replica has, by the numbers of the contract.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    /// Computes prompts for others.
+    Prefill = 1,
+    /// Decodes what others computed, and whole requests.
+    Decode = 2,
+    /// Whole requests.
+    Whole = 3,
+}
 
 /// What a replica's loop does now.
 enum Life {
@@ -50,9 +64,16 @@ struct Placed {
     attempt: u16,
     /// Output tokens of each sequence that count; none of one that has ended.
     outputs: Box<[Option<Vec<u32>>]>,
+    /// Tokens that do not count until somebody owns the request.
+    kept: Vec<SampledToken>,
 }
 
 impl Placed {
+    fn new(context: Arc<RequestContext>, attempt: u16) -> Self {
+        let outputs = (0..context.manifest.sequences).map(|_| Some(Vec::new())).collect();
+        Self { context, attempt, outputs, kept: Vec::new() }
+    }
+
     /// Output of a sequence that lives.
     fn output(&mut self, index: u16) -> Option<&mut Vec<u32>> {
         self.outputs.get_mut(usize::from(index))?.as_mut()
@@ -76,6 +97,12 @@ pub(crate) struct ReplicaLoop {
     inflight: usize,
     /// The gateway knows that the frozen epoch is over.
     settled: bool,
+    /// Nobody reads or writes blocks of the frozen epoch any more.
+    unmoved: bool,
+    /// Which part this replica has.
+    role: Role,
+    /// Hand-offs here.
+    parts: Parts,
     /// The step at the executor drops what a frozen epoch left behind.
     resetting: bool,
     /// Rows of the batch that is being reported.
@@ -96,7 +123,7 @@ impl ReplicaLoop {
     pub fn new(
         wiring: Arc<Wiring>,
         steps: Arc<Mailbox<StepOrder>>,
-        config: ReplicaConfig,
+        (config, role): (ReplicaConfig, Role),
         gateway: GatewayEpoch,
         seats: MachineSeats,
         started: Arc<Latch>,
@@ -113,6 +140,9 @@ impl ReplicaLoop {
             slots: BTreeSet::new(),
             inflight: 0,
             settled: false,
+            unmoved: true,
+            role,
+            parts: Parts::default(),
             resetting: false,
             reported: None,
             items: Vec::new(),
@@ -127,6 +157,9 @@ impl ReplicaLoop {
     pub fn run(mut self) {
         self.serve();
         self.steps.close();
+        if let Some(mover) = self.wiring.mover(self.config.replica) {
+            mover.close();
+        }
         if let Some(mailbox) = self.wiring.replica(self.config.replica) {
             mailbox.close();
         }
@@ -186,7 +219,7 @@ impl ReplicaLoop {
         let facts = ReplicaFacts {
             replica,
             epoch,
-            role_code: 3,
+            role_code: self.role as u8,
             total_blocks: config.blocks,
             slots: config.slots,
             round_tokens: config.step_tokens,
@@ -211,15 +244,26 @@ impl ReplicaLoop {
                 if epoch != self.config.epoch || !self.serves() {
                     return self.wiring.metrics.stale("replica");
                 }
+                self.note_order(&message, context.as_ref());
                 if let (ToReplica::Dispatch(dispatch), Some(context)) = (&message, context) {
                     self.admit(context, dispatch.attempt);
                 }
                 if let ToReplica::Policies(generation) = message {
                     self.follow(generation);
                 }
+                let closed = handoff::closed_by(&message);
                 self.step(ReplicaInput::Gateway { gateway: self.gateway, message });
+                self.forget_closed(closed);
             }
             ReplicaWake::Policies(order) => self.obey(order),
+            ReplicaWake::Handoff { to, input } => self.take_handoff(to, input),
+            ReplicaWake::Tail { to, transfer, tail } => self.take_tail(to, transfer, tail),
+            ReplicaWake::MoverQuiet { epoch } => {
+                if epoch == self.config.epoch {
+                    self.unmoved = true;
+                    self.go_on();
+                }
+            }
             ReplicaWake::Computed(outcome) => self.computed(outcome),
             ReplicaWake::Feedback { epoch, inputs } => {
                 if epoch != self.config.epoch {
@@ -281,8 +325,7 @@ impl ReplicaLoop {
 
     /// Knows a request before its dispatch reaches the machine.
     fn admit(&mut self, context: Arc<RequestContext>, attempt: u16) {
-        let outputs = (0..context.manifest.sequences).map(|_| Some(Vec::new())).collect();
-        self.requests.insert(context.request(), Placed { context, attempt, outputs });
+        self.requests.insert(context.request(), Placed::new(context, attempt));
     }
 
     /// Is this sequence here, and has it not ended?
@@ -326,10 +369,7 @@ impl ReplicaLoop {
                 }
                 self.items.push(TurnItem::SequenceEnded { seq, attempt: placed.attempt, outcome, tokens });
             }
-            // Without a configuration for it a machine takes no part in any.
-            ReplicaEffect::Handoff(_) => {
-                _ = self.freeze.get_or_insert(FreezeCause::Broken("a_hand_off_without_transport"))
-            }
+            ReplicaEffect::Handoff(effect) => self.carry_out_handoff(effect),
             ReplicaEffect::Event(event) => {
                 self.wiring.metrics.replica_event(&event);
                 match event {
@@ -515,6 +555,7 @@ impl ReplicaLoop {
             status.load = Load::default();
         });
         self.settled = false;
+        self.unmoved = self.quiet_mover(self.config.epoch);
         self.items.push(TurnItem::Down { lost });
         self.flush();
     }
@@ -557,9 +598,10 @@ impl ReplicaLoop {
         }
     }
 
-    /// Begins the next epoch once nothing of the old one is under way: no step at the executor, no end on its way to the gateway.
+    /// Begins the next epoch once nothing of the old one is under way: no step at the executor, no copy at the mover, no end on its way to
+    /// the gateway.
     fn go_on(&mut self) {
-        if matches!(self.life, Life::Frozen) && self.inflight == 0 && self.settled {
+        if matches!(self.life, Life::Frozen) && self.inflight == 0 && self.settled && self.unmoved {
             self.reset();
         }
     }

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use penstock_base::ReplicaEpoch;
 use penstock_base::limits::INFLIGHT_MAX;
+use penstock_base::{ReplicaEpoch, TransferId};
+use penstock_exec::SampledToken;
+use penstock_sched::handoff::Peer;
 use penstock_sched::message::ToReplica;
-use penstock_sched::replica::{ReplicaConfig, ReplicaInput};
+use penstock_sched::replica::{HandoffInput, ReplicaConfig, ReplicaInput};
 
 use crate::context::RequestContext;
 use crate::executor_loop::StepOutcome;
@@ -30,13 +32,18 @@ pub(crate) const POLICIES: Lane = Lane(6);
 /// The gateway's generation, for a replica that came up; only the newest counts.
 pub(crate) const GENERATION: Lane = Lane(7);
 
+/// What other replicas say about hand-offs, and may be lost.
+pub(crate) const WORDS: Lane = Lane(8);
+/// What the mover has done; it waits for room.
+pub(crate) const MOVED: Lane = Lane(9);
+
 /// Bounds of the lanes for a replica with this configuration among `replicas`.
-pub(crate) fn lanes(config: &ReplicaConfig, replicas: usize) -> [usize; 8] {
+pub(crate) fn lanes(config: &ReplicaConfig, replicas: usize) -> [usize; 10] {
     // Credit bounds the dispatches under way; each may be cancelled, and so may what runs. This loop takes everything that waits before
     // it hands over a turn, so that feedback cannot outnumber the turns that wait at the output loop, but for the two at its ends and the one that closes
     // an epoch.
     let granted = config.slots as usize + config.ready_window;
-    [4 * granted + 64, 1, TURNS_PER_REPLICA * replicas + 3, INFLIGHT_MAX + 1, 1, 8, 8, 1]
+    [4 * granted + 64, 1, TURNS_PER_REPLICA * replicas + 3, INFLIGHT_MAX + 1, 1, 8, 8, 1, 4_096, 256]
 }
 
 /// Why a replica's loop wakes up.
@@ -51,6 +58,12 @@ pub(crate) enum ReplicaWake {
     Settled { epoch: ReplicaEpoch },
     /// Start anew.
     Freeze { epoch: ReplicaEpoch, cause: FreezeCause },
+    /// Something of a hand-off, for one incarnation.
+    Handoff { to: Peer, input: HandoffInput },
+    /// The tail of a hand-off into this replica: what was sampled and not sent.
+    Tail { to: Peer, transfer: TransferId, tail: Vec<SampledToken> },
+    /// Nothing of this epoch is read or written any more.
+    MoverQuiet { epoch: ReplicaEpoch },
     /// Something about policies.
     Policies(PolicyOrder),
     /// The loop ends.

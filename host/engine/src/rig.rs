@@ -36,7 +36,8 @@ pub(crate) fn wiring(requests_max: usize) -> Arc<Wiring> {
         journal: None,
         context_tokens_max: 1_024,
         gateway: Mailbox::new(&gateway_loop::lanes(requests_max, 1)),
-        replicas: vec![Mailbox::new(&[64; 8])].into(),
+        replicas: vec![Mailbox::new(&[64; 10])].into(),
+        movers: crate::handoff::Movers::default(),
         outputs: Mailbox::new(&outputs::lanes(requests_max, 1)),
     })
 }

@@ -1,7 +1,7 @@
 //! What the loops share: mailboxes, the clock, metrics and the board that status is read from.
 //!
 //! Who may wait for whom: a replica loop waits for room at the output loop and at the gateway loop, the output loop waits for room at the
-//! gateway loop, and the gateway loop waits for nobody. There is no circle, so nothing can lock up.
+//! gateway loop, and the gateway loop waits for nobody. A mover waits for room at its replica's loop, which never waits for a mover. There is no circle, so nothing can lock up.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,6 +12,7 @@ use penstock_sched::gateway::DeliveryEvent;
 use crate::clock::Clock;
 use crate::config::EngineLimits;
 use crate::gateway_loop::{self, GatewayWake};
+use crate::handoff::{MoverWake, Movers};
 use crate::journal::Journal;
 use crate::limits::BEAT_MAX;
 use crate::mailbox::{Mailbox, PushError};
@@ -35,6 +36,8 @@ pub(crate) struct Wiring {
     pub context_tokens_max: u32,
     pub gateway: Mailbox<GatewayWake>,
     pub replicas: Box<[Mailbox<ReplicaWake>]>,
+    /// Of the replicas' movers; none without hand-offs.
+    pub movers: Movers,
     pub outputs: Mailbox<OutputWake>,
 }
 
@@ -44,11 +47,17 @@ impl Wiring {
         self.replicas.get(replica.0 as usize)
     }
 
+    /// The mailbox of one replica's mover.
+    pub fn mover(&self, replica: ReplicaId) -> Option<&Mailbox<MoverWake>> {
+        self.movers.mailboxes.get(replica.0 as usize)
+    }
+
     /// Something broke that no replica can be blamed for: every loop ends, and with it every stream.
     pub fn die(&self) {
         self.board.dead.store(true, Ordering::Release);
         self.gateway.close();
         self.replicas.iter().for_each(Mailbox::close);
+        self.movers.mailboxes.iter().for_each(Mailbox::close);
         self.outputs.close();
     }
 

@@ -5,10 +5,11 @@ mod support;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use penstock_engine::{Engine, EngineConfig, PolicySource, ServedModel, Vocabulary};
+use penstock_engine::{Engine, EngineConfig, HandoffSetup, PolicySource, ServedModel, Vocabulary};
 use penstock_exec::{Executor, SamplingParams};
 use penstock_exec_cpu::{CpuExecutor, CpuModel, CpuOptions, MemoryBudget, Numerics, ThreadPool};
 use penstock_model::{Model, OpenOptions, Specials, Tokenizer, cache_dir};
+use penstock_sched::gateway::HandoffConfig;
 use penstock_sched::replica::ReplicaConfig;
 use support::{Got, OptimisticPolicies, read};
 
@@ -22,6 +23,8 @@ struct Way {
     together: bool,
     threads: usize,
     replicas: u32,
+    /// So many of them compute prompts for the others.
+    prefill: u32,
     overlap: usize,
     chunk_tokens: u32,
     step_tokens: u32,
@@ -37,6 +40,7 @@ const ALONE: Way = Way {
     together: false,
     threads: 1,
     replicas: 1,
+    prefill: 0,
     overlap: 1,
     chunk_tokens: 512,
     step_tokens: 512,
@@ -66,6 +70,28 @@ const WAYS: &[Way] = &[
         together: true,
         replicas: 3,
         threads: 2,
+        overlap: 2,
+        prefix_cache: true,
+        warm: true,
+        ..ALONE
+    },
+    Way { name: "handed off, cold", together: true, replicas: 2, prefill: 1, ..ALONE },
+    Way {
+        name: "handed off in chunks of 16, two threads, two steps in flight",
+        together: true,
+        replicas: 3,
+        prefill: 2,
+        threads: 2,
+        overlap: 2,
+        chunk_tokens: 16,
+        step_tokens: 48,
+        ..ALONE
+    },
+    Way {
+        name: "handed off, cached",
+        together: true,
+        replicas: 4,
+        prefill: 2,
         overlap: 2,
         prefix_cache: true,
         warm: true,
@@ -144,6 +170,11 @@ fn start(model: &Model, weights: &Arc<CpuModel>, way: &Way) -> Engine {
     if way.optimistic {
         config.policies = PolicySource::new(|_| Box::new(OptimisticPolicies::new()));
     }
+    if way.prefill > 0 {
+        let gateway = HandoffConfig { prefill_tokens_min: 16, ..HandoffConfig::default() };
+        config.handoff = Some(HandoffSetup { prefill: way.prefill, gateway });
+        config.gateway.check_every_step = true;
+    }
     let namespace = model.manifest().namespace(None, "bf16", "test");
     let vocabulary = Arc::new(Bytes(Arc::clone(model.tokenizer())));
     Engine::start(config, ServedModel { name: "demo".into(), namespace, vocabulary }, executors.collect())
@@ -195,6 +226,12 @@ fn forty_requests_give_equal_tokens_however_they_are_served() {
         }
         if way.optimistic {
             assert!(metric(&engine, "vllm:num_preemptions_total") > 0.0, "{}: nothing was preempted", way.name);
+        }
+        if way.prefill > 0 {
+            let of = |end: &str| metric(&engine, &format!("penstock_handoffs_total{{end=\"{end}\""));
+            assert!(of("handed_off") > 15.0, "{}: hardly anything was handed off", way.name);
+            assert_eq!(of("anew") + of("failed") + of("at_sender"), 0.0, "{}\n{}", way.name, engine.metrics_text());
+            assert!(metric(&engine, "penstock_kv_transfer_bytes_total") > 0.0, "{}", way.name);
         }
         assert!(engine.shutdown(), "{}: threads are left", way.name);
         got

@@ -1,11 +1,14 @@
 //! One replica's executor.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use penstock_base::plan::BatchFailure;
 use penstock_base::{BatchId, SeqId, Slot, limits};
-use penstock_exec::{BatchResult, ExecError, Executor, Geometry, Masks, RowResult, SampledToken, Step};
-use penstock_kernels_cpu::{KvPool, MemoryBudget, TaskPanicked};
+use penstock_exec::{
+    BatchResult, ExecError, Executor, Geometry, KvBytes, KvMemory, Masks, RowResult, SampledToken, Step,
+};
+use penstock_kernels_cpu::{HugeBuffer, KvDtype, KvPool, MemoryBudget, TaskPanicked};
 use penstock_model::ModelConfig;
 
 use crate::error::CpuError;
@@ -224,9 +227,32 @@ fn broken(panic: TaskPanicked) -> ExecError {
     ExecError { failure: BatchFailure::Executor, message: panic.to_string() }
 }
 
+struct PoolBytes(Arc<HugeBuffer>);
+
+// SAFETY: the mapping lives as long as the buffer, which is kept here, and the pool is accessed by address alone, block by block.
+unsafe impl KvBytes for PoolBytes {
+    fn base(&self) -> NonNull<u8> {
+        self.0.base()
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+}
+
 impl Executor for CpuExecutor {
     fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    fn kv_memory(&self) -> Option<KvMemory> {
+        let shape = self.kv.shape();
+        let dtype_code = match shape.dtype {
+            KvDtype::Bf16 => 1,
+            KvDtype::Int8 => 2,
+        };
+        let memory = Arc::new(PoolBytes(self.kv.memory()));
+        Some(KvMemory { memory, layers: u32::try_from(shape.layers).ok()?, dtype_code })
     }
 
     fn forward(&mut self, step: &Step) -> Result<(), ExecError> {

@@ -4,9 +4,11 @@
 //! picks the tokens; between the two there is room for grammar masks and for overlap.
 
 mod geometry;
+mod memory;
 mod sampling;
 
 pub use geometry::Geometry;
+pub use memory::{KvBytes, KvMemory};
 pub use sampling::{SampledToken, SamplingParams, TopLogprob};
 
 use std::sync::Arc;
@@ -21,6 +23,11 @@ use penstock_base::{BatchId, SeqId, Slot};
 pub trait Executor: Send {
     /// Sizes that the replica machine is configured with.
     fn geometry(&self) -> &Geometry;
+
+    /// Where keys and values lie, for executors whose blocks can be read and written from outside between steps; none for others.
+    fn kv_memory(&self) -> Option<KvMemory> {
+        None
+    }
 
     /// Applies the plan's operations in order, then computes all its rows.
     ///

@@ -28,6 +28,7 @@ Examples:
   penstock serve                                   the demo model on http://127.0.0.1:8000
   penstock serve --model model.gguf --threads 8    another model
   penstock serve --replicas 2 --kv-blocks 4096     two replicas sharing weights and threads
+  penstock serve --prefill 1 --decode 1            one computes prompts, the other decodes
   penstock serve --keys keys.toml --config penstock.toml
 
 Signals: SIGTERM and SIGINT drain (not ready, no new work, streams finish within the grace), SIGHUP reads the key file again.")]
@@ -121,6 +122,12 @@ pub struct ServeArgs {
     /// Replicas in this process; they share weights and threads [default: 1].
     #[arg(long, value_name = "N")]
     pub replicas: Option<u32>,
+    /// Replicas that compute prompts, and hand what they have computed to the ones of --decode [default: none].
+    #[arg(long, value_name = "N", requires = "decode", conflicts_with = "replicas")]
+    pub prefill: Option<u32>,
+    /// Replicas that decode what the ones of --prefill computed [default: none].
+    #[arg(long, value_name = "N", requires = "prefill", conflicts_with = "replicas")]
+    pub decode: Option<u32>,
     /// Compute threads [default: one a core].
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -169,6 +176,8 @@ impl ServeArgs {
         config.replicas.pin_threads |= args.pin_threads;
         set(&mut config.server.listen, args.listen);
         set(&mut config.replicas.count, args.replicas);
+        set(&mut config.replicas.prefill, args.prefill);
+        set(&mut config.replicas.decode, args.decode);
         set(&mut config.replicas.threads, args.threads);
         set(&mut config.replicas.cpu_tier, args.cpu_tier.or_else(tier_of_environment));
         set(&mut config.replicas.kv_blocks, args.kv_blocks);

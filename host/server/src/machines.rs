@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use penstock_base::{ClassRank, Duration, limits};
-use penstock_engine::{DecisionsConfig, EngineConfig, EngineLimits, JournalConfig, ServedModel, Vocabulary};
+use penstock_engine::{
+    DecisionsConfig, EngineConfig, EngineLimits, HandoffSetup, JournalConfig, ServedModel, Vocabulary,
+};
 use penstock_exec::Executor;
 use penstock_exec_cpu::{
     CpuExecutor, CpuModel, CpuOptions, Demand, KvDtype, MemoryBudget, Numerics, PackedCache, PackedMode, PackedOutcome,
@@ -14,7 +16,7 @@ use penstock_exec_cpu::{
 };
 use penstock_hub::{Said, Settings, Source};
 use penstock_model::{Model, OpenOptions, Tokenizer, cache_dir};
-use penstock_sched::gateway::GatewayConfig;
+use penstock_sched::gateway::{GatewayConfig, HandoffConfig};
 use penstock_sched::replica::ReplicaConfig;
 
 use crate::config::{self, Config, PackedCacheMode};
@@ -164,11 +166,11 @@ pub fn executors(config: &Config, located: &Located, model: &Model, memory: &Mem
     let weights = Arc::new(weights);
     let options = CpuOptions { kv_blocks: memory.ledger.blocks, ..options(config) };
     let mut executors: Vec<Box<dyn Executor>> = Vec::new();
-    for replica in 0..config.replicas.count {
+    for replica in 0..config.replicas.total() {
         let executor = CpuExecutor::new(Arc::clone(&weights), &options, &budget).with_context(|| {
             format!(
                 "make replica {replica} of {}: fewer --kv-blocks or --replicas need less memory",
-                config.replicas.count
+                config.replicas.total()
             )
         })?;
         executors.push(Box::new(executor));
@@ -240,7 +242,11 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
         build: crate::journal::own_build(),
     });
     let replica = replica_config(config);
-    Ok(EngineConfig { gateway, replica, limits: bounds, decisions, journal, ..EngineConfig::default() })
+    let handoff = (config.replicas.prefill > 0).then(|| HandoffSetup {
+        prefill: config.replicas.prefill,
+        gateway: HandoffConfig { prefill_tokens_min: config.replicas.handoff_tokens_min, ..HandoffConfig::default() },
+    });
+    Ok(EngineConfig { gateway, replica, handoff, limits: bounds, decisions, journal, ..EngineConfig::default() })
 }
 
 /// A replica machine's settings, but for what it takes from its executor.

@@ -55,7 +55,7 @@ pub fn run(mut config: Config) -> Result<()> {
         cache_dir: deployment::default_dir("compiled-policies"),
         state_dir: deployment::state_dir(&config),
         secret: secret.to_vec(),
-        replicas: config.replicas.count,
+        replicas: config.replicas.total(),
         context_tokens_max: executors.first().map_or(0, |executor| executor.geometry().context_tokens_max),
     };
     let publication = Publication::new(&settings, reports);
@@ -171,7 +171,7 @@ fn announce(app: &App, listeners: &Listeners, memory: &Memory, start: Instant) {
         fingerprint = app.engine.namespace().fingerprint(),
         origin = app.model.manifest().origin.as_deref().unwrap_or("this machine"),
         precision = ?app.config.replicas.precision,
-        replicas = app.config.replicas.count,
+        replicas = app.config.replicas.total(),
         kv_blocks = app.config.replicas.kv_blocks,
         kv_dtype = ?app.config.replicas.kv_dtype,
         context_tokens = app.context_tokens_max,

@@ -118,6 +118,8 @@ pub enum Refusal {
     OutOfRange,
     /// It took the operation's blocks back ([`Transport::revoke`](crate::Transport::revoke)).
     Revoked,
+    /// It has not granted the blocks to whoever writes, or not any more.
+    NotGranted,
     /// It still holds an operation with this id.
     Duplicate,
 }
@@ -128,6 +130,7 @@ impl fmt::Display for Refusal {
             Self::Busy => "it takes no more at once",
             Self::OutOfRange => "it has no such blocks",
             Self::Revoked => "it took the blocks back",
+            Self::NotGranted => "it has not granted the blocks",
             Self::Duplicate => "it still holds an operation with this id",
         })
     }

@@ -98,6 +98,10 @@ pub enum Direction {
     Read,
 }
 
+/// Number of a permission to write, chosen by the endpoint that gives it and unique in its epoch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct GrantId(pub u64);
+
 /// One operation.
 #[derive(Clone, Debug)]
 pub struct Transfer {

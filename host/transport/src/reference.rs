@@ -1,14 +1,16 @@
 //! How do bytes move when both memories are in this process? The end that starts an operation copies them, a piece at a time.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::operations::Operations;
-use crate::scatter::{Scatter, copy};
+use crate::scatter::{self, Run, Scatter, copy};
 use crate::{
-    Address, Descriptor, Direction, Event, Failure, Gone, Kind, OpId, PeerId, Refusal, Region, Setup, Touch, Transfer,
-    Transport, TransportError,
+    Address, Descriptor, Direction, Event, Failure, Gone, GrantId, Kind, OpId, PeerId, Refusal, Region, Setup, Touch,
+    Transfer, Transport, TransportError,
 };
 
 /// Bytes copied while the target's gate is held: about a hundred microseconds, for which `revoke` may have to wait.
@@ -35,6 +37,8 @@ struct Registry {
 struct Shared {
     descriptor: Descriptor,
     regions: Vec<Region>,
+    /// Writes need a grant.
+    is_guarded: bool,
     gate: Mutex<Gate>,
     /// Something has landed, or somebody has left.
     news: Condvar,
@@ -47,7 +51,23 @@ struct Gate {
     landed: VecDeque<(PeerId, OpId, u64)>,
     revoked: BTreeSet<(PeerId, OpId)>,
     revoked_order: VecDeque<(PeerId, OpId)>,
+    /// Who may write where, by grant: runs of blocks of a region, in order.
+    grants: BTreeMap<(PeerId, GrantId), (u16, Vec<Run>)>,
     left: Vec<PeerId>,
+}
+
+impl Gate {
+    /// Is all that an operation writes to granted to whoever writes, still?
+    fn allows(&self, from: PeerId, copying: &Copying) -> bool {
+        let granted = copying.grant.and_then(|grant| self.grants.get(&(from, grant)));
+        let Some((_, runs)) = granted.filter(|(region, _)| *region == copying.target.0) else { return false };
+        copying.target.1.iter().all(|run| {
+            let behind = runs.partition_point(|granted| granted.first <= run.first);
+            let before = behind.checked_sub(1).map(|at| &runs[at]);
+            let end = |run: &Run| u64::from(run.first) + u64::from(run.blocks);
+            before.is_some_and(|granted| end(granted) >= end(run))
+        })
+    }
 }
 
 impl Shared {
@@ -80,6 +100,9 @@ struct Copying {
     to: Scatter,
     done: u64,
     direction: Direction,
+    /// Under which grant, and where it writes.
+    grant: Option<GrantId>,
+    target: (u16, Vec<Run>),
 }
 
 impl ByReference {
@@ -89,12 +112,26 @@ impl ByReference {
     ///
     /// For a setup without regions or with too many.
     pub fn new(setup: Setup) -> Result<Self, TransportError> {
+        Self::open(setup, false)
+    }
+
+    /// The same, but nobody may write to its memory except to blocks that it grants.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn guarded(setup: Setup) -> Result<Self, TransportError> {
+        Self::open(setup, true)
+    }
+
+    fn open(setup: Setup, is_guarded: bool) -> Result<Self, TransportError> {
         let mut registry = registry();
         let number = registry.next;
         let descriptor = Descriptor::new(setup.identity, Address::Reference(number), &setup.regions)?;
         let shared = Arc::new(Shared {
             descriptor,
             regions: setup.regions.clone(),
+            is_guarded,
             gate: Mutex::default(),
             news: Condvar::new(),
         });
@@ -103,6 +140,78 @@ impl ByReference {
         let operations = Operations::new(setup.limits);
         let (peers, copies) = (BTreeMap::new(), VecDeque::new());
         Ok(Self { number, shared, setup, peers, operations, copies, untold: Vec::new() })
+    }
+
+    /// Lets `peer` write to these blocks of a region here, and to no others, with [`Self::start_under`] this grant.
+    ///
+    /// # Errors
+    ///
+    /// For a region or block that is not there, and a number that is in use.
+    pub fn grant(
+        &mut self,
+        peer: PeerId,
+        grant: GrantId,
+        region: u16,
+        blocks: impl IntoIterator<Item = Range<u32>>,
+    ) -> Result<(), TransportError> {
+        let there = self.shared.regions.get(usize::from(region)).ok_or(TransportError::UnknownRegion(region))?;
+        let run = |blocks: Range<u32>| Run { first: blocks.start, blocks: blocks.end.saturating_sub(blocks.start) };
+        let mut runs: Vec<Run> = blocks.into_iter().map(run).collect();
+        runs.iter().try_for_each(|run| scatter::check(*run, there.blocks()))?;
+        runs.sort_unstable_by_key(|run| run.first);
+        // Neighbours are one run, so that a write over both is looked up as one.
+        runs.dedup_by(|next, last| {
+            let joins = last.first.saturating_add(last.blocks) == next.first;
+            if joins {
+                last.blocks += next.blocks;
+            }
+            joins
+        });
+        match self.shared.gate().grants.entry((peer, grant)) {
+            Entry::Occupied(_) => Err(TransportError::Duplicate(OpId(grant.0))),
+            Entry::Vacant(entry) => {
+                entry.insert((region, runs));
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes a grant back. Once this returns nobody writes under it: whoever copies holds the gate for a piece at a time.
+    pub fn withdraw(&mut self, peer: PeerId, grant: GrantId) {
+        self.shared.gate().grants.remove(&(peer, grant));
+    }
+
+    /// Takes all grants back, as [`Self::withdraw`].
+    pub fn withdraw_all(&mut self) {
+        self.shared.gate().grants.clear();
+    }
+
+    /// Starts a write as [`Transport::start`] does, under a grant of its target.
+    ///
+    /// # Errors
+    ///
+    /// As [`Transport::start`]. A grant that is not there, or does not cover the blocks, ends the operation.
+    pub fn start_under(&mut self, grant: GrantId, transfer: Transfer) -> Result<(), TransportError> {
+        self.begin(transfer, Some(grant))
+    }
+
+    fn begin(&mut self, transfer: Transfer, grant: Option<GrantId>) -> Result<(), TransportError> {
+        let peer = self.peers.get(&transfer.peer).ok_or(TransportError::NotConnected(transfer.peer))?;
+        let admitted = self.operations.admit(&transfer, &self.setup.regions, &peer.descriptor.regions)?;
+        let target = (transfer.remote, admitted.remote.clone());
+        let there = peer
+            .regions
+            .get(usize::from(transfer.remote))
+            .ok_or(TransportError::UnknownRegion(transfer.remote))
+            .and_then(|region| Scatter::new(region.clone(), admitted.remote))
+            .inspect_err(|_| self.operations.forget(transfer.op))?;
+        let Transfer { op, peer, direction, .. } = transfer;
+        let (from, to) = match direction {
+            Direction::Write => (admitted.local, there),
+            Direction::Read => (there, admitted.local),
+        };
+        self.copies.push_back(Copying { op, peer, from, to, done: 0, direction, grant, target });
+        Ok(())
     }
 
     /// Copies what the turn allows. Returns whether anything moved.
@@ -127,6 +236,13 @@ impl ByReference {
             if is_write && gate.revoked.contains(&(me, copying.op)) {
                 drop(gate);
                 let failure = Failure::Refused(Refusal::Revoked);
+                self.operations.end(copying.op, Err(failure), Touch::Settled, events);
+                moved = true;
+                continue;
+            }
+            if is_write && peer.is_guarded && !gate.allows(me, &copying) {
+                drop(gate);
+                let failure = Failure::Refused(Refusal::NotGranted);
                 self.operations.end(copying.op, Err(failure), Touch::Settled, events);
                 moved = true;
                 continue;
@@ -225,21 +341,7 @@ impl Transport for ByReference {
     }
 
     fn start(&mut self, transfer: Transfer) -> Result<(), TransportError> {
-        let peer = self.peers.get(&transfer.peer).ok_or(TransportError::NotConnected(transfer.peer))?;
-        let admitted = self.operations.admit(&transfer, &self.setup.regions, &peer.descriptor.regions)?;
-        let there = peer
-            .regions
-            .get(usize::from(transfer.remote))
-            .ok_or(TransportError::UnknownRegion(transfer.remote))
-            .and_then(|region| Scatter::new(region.clone(), admitted.remote))
-            .inspect_err(|_| self.operations.forget(transfer.op))?;
-        let Transfer { op, peer, direction, .. } = transfer;
-        let (from, to) = match direction {
-            Direction::Write => (admitted.local, there),
-            Direction::Read => (there, admitted.local),
-        };
-        self.copies.push_back(Copying { op, peer, from, to, done: 0, direction });
-        Ok(())
+        self.begin(transfer, None)
     }
 
     fn cancel(&mut self, op: OpId) -> Result<Touch, TransportError> {

@@ -23,6 +23,7 @@
 //! has NaN for both scales, so that whatever sees the token is not finite either.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::activation::TINY;
 use crate::half::f32_to_bf16;
@@ -138,10 +139,13 @@ pub struct KvRows<'a> {
 }
 
 /// Keys and values of one replica.
+///
+/// Others may hold the memory too ([`KvPool::memory`]), and read or write blocks that no step touches at that time: so nothing here makes a
+/// slice over more than one block.
 #[derive(Debug)]
 pub struct KvPool {
     shape: KvShape,
-    data: HugeBuffer,
+    data: Arc<HugeBuffer>,
 }
 
 impl KvShape {
@@ -180,7 +184,9 @@ impl KvPool {
     /// [`KvError`] when the shape is not legal or there is no memory.
     pub fn new(budget: &MemoryBudget, shape: KvShape) -> Result<Self, KvError> {
         let mut pool = Self::on_use(budget, shape)?;
-        pool.data.prefault();
+        if let Some(data) = Arc::get_mut(&mut pool.data) {
+            data.prefault();
+        }
         Ok(pool)
     }
 
@@ -193,7 +199,7 @@ impl KvPool {
         let bytes = shape.block_bytes().and_then(|bytes| bytes.checked_mul(shape.blocks));
         match bytes {
             Some(bytes) if bytes > 0 && u32::try_from(shape.blocks).is_ok() => {
-                Ok(Self { shape, data: budget.allocate(bytes)? })
+                Ok(Self { shape, data: Arc::new(budget.allocate(bytes)?) })
             }
             _ => Err(KvError::Shape(shape)),
         }
@@ -203,6 +209,19 @@ impl KvPool {
     pub fn mapped_bytes(shape: &KvShape) -> Option<u64> {
         let bytes = shape.block_bytes()?.checked_mul(shape.blocks)?;
         crate::memory::mapped_bytes(bytes).map(|bytes| bytes as u64)
+    }
+
+    /// The memory itself, blocks of [`KvShape::block_bytes`] side by side, for transports. A block that one of them touches must be in no
+    /// step at that time.
+    pub fn memory(&self) -> Arc<HugeBuffer> {
+        Arc::clone(&self.data)
+    }
+
+    /// First byte of a block.
+    fn block_ptr(&self, block: u32) -> *mut u8 {
+        assert!((block as usize) < self.shape.blocks, "no block {block}");
+        // SAFETY: the block lies inside the buffer.
+        unsafe { self.data.base().as_ptr().add(block as usize * self.block_stride()) }
     }
 
     /// The pool's shape.
@@ -232,8 +251,8 @@ impl KvPool {
     /// # Panics
     /// When there is no such block.
     pub fn block(&self, block: u32) -> &[u8] {
-        let bytes = self.block_stride();
-        &self.data[block as usize * bytes..][..bytes]
+        // SAFETY: the block lies inside the buffer; the caller has it to itself, as for every access to a block.
+        unsafe { std::slice::from_raw_parts(self.block_ptr(block), self.block_stride()) }
     }
 
     /// The bytes of one block, to be filled by a transfer.
@@ -241,8 +260,8 @@ impl KvPool {
     /// # Panics
     /// When there is no such block.
     pub fn block_mut(&mut self, block: u32) -> &mut [u8] {
-        let bytes = self.block_stride();
-        &mut self.data[block as usize * bytes..][..bytes]
+        // SAFETY: as in `block`; the exclusive borrow keeps other callers out.
+        unsafe { std::slice::from_raw_parts_mut(self.block_ptr(block), self.block_stride()) }
     }
 
     /// Copies a block over another, all layers.
@@ -250,9 +269,8 @@ impl KvPool {
     /// # Panics
     /// When there is no such block.
     pub fn copy_block(&mut self, from: u32, to: u32) {
-        let bytes = self.block_stride();
-        assert!((to as usize) < self.shape.blocks, "no block {to}");
-        self.data.copy_within(from as usize * bytes..(from as usize + 1) * bytes, to as usize * bytes);
+        // SAFETY: both blocks lie inside the buffer; they may be one and the same.
+        unsafe { std::ptr::copy(self.block_ptr(from), self.block_ptr(to), self.block_stride()) }
     }
 
     /// Rounds and writes the keys and values of one layer, one slot a row.
@@ -278,7 +296,7 @@ impl KvPool {
             let inside = (slot.block as usize) < shape.blocks && (slot.offset as usize) < shape.block_tokens;
             assert!(inside, "slot {slot:?} is outside the pool");
         }
-        let data = SharedMut(self.data.as_mut_ptr());
+        let data = SharedMut(self.data.base().as_ptr());
         let this = &*self;
         session.run_if_large(shape.kv_heads, slots.len() * width, |kv_head| {
             for (row, slot) in slots.iter().enumerate() {

@@ -107,13 +107,18 @@ impl HugeBuffer {
         }
     }
 
-    /// Start of the buffer, for kernels that share it between threads.
-    pub(crate) fn as_ptr(&self) -> *const u8 {
-        self.mapping.start
+    /// Start of the buffer, for whoever shares it by address: every access that may meet a write goes through this, never through a slice.
+    pub fn base(&self) -> std::ptr::NonNull<u8> {
+        std::ptr::NonNull::new(self.mapping.start).unwrap_or(std::ptr::NonNull::dangling())
     }
 
-    /// Start of the buffer, for writing.
-    pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
+    /// Bytes from [`Self::base`] on.
+    pub fn bytes(&self) -> usize {
+        self.len
+    }
+
+    /// Start of the buffer, for kernels that share it between threads.
+    pub(crate) fn as_ptr(&self) -> *const u8 {
         self.mapping.start
     }
 }

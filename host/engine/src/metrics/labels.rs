@@ -3,6 +3,7 @@
 use penstock_base::{CancelCause, Failure, Outcome, Phase, Refusal};
 use penstock_policy_api::validate::Malformed;
 use penstock_policy_api::{FallbackReason, FaultKind};
+use penstock_sched::handoff::{self, End};
 
 /// The Gateway API Inference Extension's word for how a request left the gateway's queue.
 pub(super) fn admission_outcome(outcome: Outcome, placed: bool) -> &'static str {
@@ -23,6 +24,41 @@ pub(super) fn admission_outcome(outcome: Outcome, placed: bool) -> &'static str 
         Outcome::TimedOut(_) => "EvictedTTL",
         Outcome::Cancelled(CancelCause::Client | CancelCause::SlowClient) => "EvictedContextCancelled",
         Outcome::Stop | Outcome::Length | Outcome::Cancelled(CancelCause::Drain) | Outcome::Failed(_) => "EvictedOther",
+    }
+}
+
+/// How a hand-off ended, and why it did not come about.
+pub(super) fn handoff_labels(end: End) -> (&'static str, &'static str) {
+    match end {
+        End::HandedOff(_) => ("handed_off", ""),
+        End::AtSender(_, why) => ("at_sender", handoff_failure(why)),
+        End::Anew(why) => ("anew", handoff_failure(why)),
+        End::Failed(why) => ("failed", handoff_failure(why)),
+        End::Cancelled => ("cancelled", ""),
+    }
+}
+
+fn handoff_failure(why: handoff::Failure) -> &'static str {
+    use handoff::Failure as Why;
+    match why {
+        Why::ReserveTimeout => "reserve_timeout",
+        Why::OpenTimeout => "open_timeout",
+        Why::BootstrapTimeout => "bootstrap_timeout",
+        Why::WaitingTimeout => "waiting_timeout",
+        Why::TransferTimeout => "transfer_timeout",
+        Why::Silent => "silent",
+        Why::LeaseExpired => "lease_expired",
+        Why::Stalled => "stalled",
+        Why::Checksum => "checksum",
+        Why::SealMismatch => "seal_mismatch",
+        Why::PeerRestarted => "peer_restarted",
+        Why::PeerRefused(_) => "peer_refused",
+        Why::PeerFailed => "peer_failed",
+        Why::Prefill => "prefill",
+        Why::GivenUp => "given_up",
+        Why::GatewayGone => "gateway_gone",
+        Why::Closed => "closed",
+        Why::TableFull => "table_full",
     }
 }
 

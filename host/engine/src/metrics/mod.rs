@@ -25,7 +25,7 @@ use crate::status::{ReplicaState, Status};
 
 pub(crate) use labels::MALFORMED;
 pub use labels::outcome_labels;
-use labels::{admission_outcome, fallback_label};
+use labels::{admission_outcome, fallback_label, handoff_labels};
 pub use table::{DEFINITIONS, Definition, Kind, describe, describe_all};
 
 /// The engine's metrics and their registry. Cheap to record from any thread.
@@ -89,6 +89,12 @@ pub struct Metrics {
     stale_inputs: IntCounterVec,
     clock_clamped: IntCounterVec,
     cache_gaps: IntCounter,
+    handoffs: IntCounterVec,
+    handoffs_running: IntGauge,
+    handoffs_swept: IntCounter,
+    transfer_bytes: IntCounter,
+    transfer_chunks: IntCounterVec,
+    transfer_time: Histogram,
     held_credit: IntCounter,
     no_progress: IntGauge,
     discarded_tokens: IntCounter,
@@ -227,6 +233,12 @@ impl Metrics {
             stale_inputs: make.counters(&t::STALE_INPUTS),
             clock_clamped: make.counters(&t::CLOCK_CLAMPED),
             cache_gaps: make.counter(&t::CACHE_GAPS),
+            handoffs: make.counters(&t::HANDOFFS),
+            handoffs_running: make.gauge(&t::HANDOFFS_RUNNING),
+            handoffs_swept: make.counter(&t::HANDOFFS_SWEPT),
+            transfer_bytes: make.counter(&t::TRANSFER_BYTES),
+            transfer_chunks: make.counters(&t::TRANSFER_CHUNKS),
+            transfer_time: make.histogram(&t::TRANSFER_TIME),
             held_credit: make.counter(&t::HELD_CREDIT),
             no_progress: make.gauge(&t::NO_PROGRESS),
             discarded_tokens: make.counter(&t::DISCARDED_TOKENS),
@@ -301,6 +313,23 @@ impl Metrics {
         self.step_outside_share.set(if outside > 0.0 { outside / (inside + outside) } else { 0.0 });
     }
 
+    /// A chunk of KV was copied to another replica.
+    pub(crate) fn chunk_moved(&self, bytes: u64, took: std::time::Duration) {
+        self.transfer_bytes.inc_by(bytes);
+        self.transfer_chunks.with_label_values(&["written"]).inc();
+        self.transfer_time.observe(took.as_secs_f64());
+    }
+
+    /// A chunk was turned away or came to nothing.
+    pub(crate) fn chunk_failed(&self) {
+        self.transfer_chunks.with_label_values(&["failed"]).inc();
+    }
+
+    /// A hand-off that nobody kept was ended.
+    pub(crate) fn handoff_swept(&self) {
+        self.handoffs_swept.inc();
+    }
+
     pub(crate) fn gateway_event(&self, event: &GatewayEvent) {
         match *event {
             GatewayEvent::Admission { verdict, .. } => {
@@ -315,11 +344,13 @@ impl Metrics {
             GatewayEvent::Stale => self.stale("gateway"),
             GatewayEvent::ClockClamped => self.clock_clamped.with_label_values(&["gateway"]).inc(),
             GatewayEvent::CacheGap { .. } => self.cache_gaps.inc(),
-            GatewayEvent::Changed { .. }
-            | GatewayEvent::Routed { .. }
-            | GatewayEvent::HandoffBegun { .. }
-            | GatewayEvent::HandoffEnded { .. }
-            | GatewayEvent::Broken(_) => {}
+            GatewayEvent::Changed { .. } | GatewayEvent::Routed { .. } | GatewayEvent::Broken(_) => {}
+            GatewayEvent::HandoffBegun { .. } => self.handoffs_running.inc(),
+            GatewayEvent::HandoffEnded { end, .. } => {
+                self.handoffs_running.dec();
+                let (end, why) = handoff_labels(end);
+                self.handoffs.with_label_values(&[end, why]).inc();
+            }
         }
     }
 

@@ -268,6 +268,20 @@ table! {
     );
     CLOCK_CLAMPED = Definition::counter("penstock_clock_clamped_total", "Times the clock seemed to run backwards.", &["machine"]);
     CACHE_GAPS = Definition::counter("penstock_cache_event_gaps_total", "Gaps seen in replicas' cache events.", &[]);
+    HANDOFFS = Definition::counter(
+        "penstock_handoffs_total",
+        "Hand-offs of a request between the replica that computes its prompt and the one that decodes, by how they ended and why.",
+        &["end", "reason"],
+    );
+    HANDOFFS_RUNNING = Definition::gauge("penstock_handoffs_running", "Hand-offs whose request nobody decodes yet.", &[]);
+    HANDOFFS_SWEPT = Definition::counter("penstock_handoffs_swept_total", "Hand-offs that a replica ended since nobody kept them.", &[]);
+    TRANSFER_BYTES = Definition::counter("penstock_kv_transfer_bytes_total", "Bytes of KV copied from replica to replica.", &[]);
+    TRANSFER_CHUNKS = Definition::counter(
+        "penstock_kv_transfer_chunks_total",
+        "Chunks of KV for another replica, by outcome: written or failed.",
+        &["outcome"],
+    );
+    TRANSFER_TIME = Definition::histogram("penstock_kv_transfer_chunk_seconds", "Time to copy one chunk of KV.", STEP_S);
     HELD_CREDIT = Definition::counter("penstock_held_credit_total", "Times a replica's credit was kept for a request that did not fit.", &[]);
     NO_PROGRESS = Definition::gauge("penstock_no_progress", "1 while work waits, a replica is ready and nothing moves.", &[]);
     DISCARDED_TOKENS = Definition::counter(

@@ -1,11 +1,15 @@
 //! The fake executor and the switches that tests hold.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use penstock_base::plan::{BatchFailure, PlanOp, PlanRow, TokenSource};
 use penstock_base::{BatchId, BlockRef, SeqId, Slot};
-use penstock_exec::{BatchResult, ExecError, Executor, Geometry, Masks, RowResult, SampledToken, SlotOpening, Step};
+use penstock_exec::{
+    BatchResult, ExecError, Executor, Geometry, KvBytes, KvMemory, Masks, RowResult, SampledToken, SlotOpening, Step,
+};
 
 use super::{VOCABULARY, next_token};
 
@@ -137,7 +141,7 @@ pub struct FakeExecutor {
     geometry: Geometry,
     control: Arc<Control>,
     /// What each block holds: token at each offset.
-    blocks: Vec<Vec<Option<u32>>>,
+    blocks: Arc<Memory>,
     slots: BTreeMap<Slot, Sequence>,
     /// Rows of the last forward.
     rows: Vec<PlanRow>,
@@ -145,6 +149,30 @@ pub struct FakeExecutor {
     wrong_rows: bool,
     fails_to_sample: bool,
     fault_seen: bool,
+}
+
+/// A token and one more in each cell; 0 is nothing.
+struct Memory(Box<[AtomicU32]>);
+
+impl Memory {
+    fn get(&self, cell: usize) -> Option<u32> {
+        self.0[cell].load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    fn set(&self, cell: usize, token: Option<u32>) {
+        self.0[cell].store(token.map_or(0, |token| token + 1), Ordering::Relaxed);
+    }
+}
+
+// SAFETY: the cells live as long as the box, which is kept here, and every access goes through an atomic.
+unsafe impl KvBytes for Memory {
+    fn base(&self) -> NonNull<u8> {
+        NonNull::from(&*self.0).cast()
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&*self.0)
+    }
 }
 
 struct Sequence {
@@ -165,9 +193,9 @@ impl FakeExecutor {
             context_tokens_max: 4_096,
             vocabulary: VOCABULARY,
         };
-        let block = vec![None; sizes.block_size_tokens as usize];
+        let cells = sizes.blocks * sizes.block_size_tokens;
         Self {
-            blocks: vec![block; sizes.blocks as usize],
+            blocks: Arc::new(Memory((0..cells).map(|_| AtomicU32::new(0)).collect())),
             geometry,
             control,
             slots: BTreeMap::new(),
@@ -197,8 +225,7 @@ impl FakeExecutor {
                 }
                 PlanOp::SetBlock { slot, group, index, block } => {
                     let sequence = self.slots.get_mut(&slot).ok_or_else(|| format!("slot {slot} is not open"))?;
-                    if group != 0 || block.index as usize >= self.blocks.len() || index as usize > sequence.table.len()
-                    {
+                    if group != 0 || block.index >= self.geometry.blocks || index as usize > sequence.table.len() {
                         return Err(format!("block {block:?} cannot stand at {group}/{index}"));
                     }
                     if (index as usize) < sequence.table.len() {
@@ -208,10 +235,10 @@ impl FakeExecutor {
                     }
                 }
                 PlanOp::CopyBlock { from, to, tokens } => {
-                    let source = self.blocks[from.index as usize].clone();
-                    let target = &mut self.blocks[to.index as usize];
-                    target.fill(None);
-                    target[..tokens as usize].copy_from_slice(&source[..tokens as usize]);
+                    for offset in 0..self.geometry.block_size_tokens {
+                        let token = self.blocks.get(self.cell(from, offset)).filter(|_| offset < tokens);
+                        self.blocks.set(self.cell(to, offset), token);
+                    }
                 }
             }
         }
@@ -240,7 +267,7 @@ impl FakeExecutor {
         for position in start..end {
             let block =
                 sequence.table.get(position / size).ok_or_else(|| format!("position {position} has no block"))?;
-            self.blocks[block.index as usize][position % size] = Some(sequence.history[position]);
+            self.blocks.set(self.cell(*block, (position % size) as u32), Some(sequence.history[position]));
         }
         Ok(())
     }
@@ -249,7 +276,15 @@ impl FakeExecutor {
     fn read_back(&self, slot: Slot, end: usize) -> Option<Vec<u32>> {
         let size = self.geometry.block_size_tokens as usize;
         let table = &self.slots[&slot].table;
-        (0..end).map(|position| self.blocks[table.get(position / size)?.index as usize][position % size]).collect()
+        let at = |position: usize| {
+            let cell = self.cell(*table.get(position / size)?, (position % size) as u32);
+            self.blocks.get(cell)
+        };
+        (0..end).map(at).collect()
+    }
+
+    fn cell(&self, block: BlockRef, offset: u32) -> usize {
+        (block.index * self.geometry.block_size_tokens + offset) as usize
     }
 
     fn row_fails(&self, seq: SeqId) -> bool {
@@ -269,6 +304,10 @@ impl FakeExecutor {
 impl Executor for FakeExecutor {
     fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    fn kv_memory(&self) -> Option<KvMemory> {
+        Some(KvMemory { memory: Arc::clone(&self.blocks) as Arc<dyn KvBytes>, layers: 1, dtype_code: 9 })
     }
 
     fn forward(&mut self, step: &Step) -> Result<(), ExecError> {

@@ -163,6 +163,7 @@ impl Rig {
                 && queue.pending_bytes == 0
                 && queue.send_buffer_bytes == 0
                 && status.sum(|load| u64::from(load.active_blocks + load.reclaimable_blocks)) == 0
+                && status.sum(|load| u64::from(load.transfer_blocks)) == 0
                 && status.sum(|load| u64::from(load.reserved_blocks + load.ready_requests)) == 0
                 && status.sum(|load| u64::from(load.running_requests)) == 0
                 && status.sum(|load| load.prefill_tokens) == 0

@@ -113,6 +113,9 @@ impl Config {
         };
         let replicas = &self.replicas;
         range("replicas.count", u64::from(replicas.count), 1..=64);
+        range("replicas.prefill", u64::from(replicas.prefill), 0..=63);
+        range("replicas.decode", u64::from(replicas.decode), 0..=64 - u64::from(replicas.prefill.min(63)));
+        range("replicas.handoff_tokens_min", u64::from(replicas.handoff_tokens_min), 1..=1 << 20);
         range("replicas.threads", replicas.threads as u64, 0..=1_024);
         // 0 is what fits.
         if replicas.kv_blocks != 0 {
@@ -153,12 +156,21 @@ impl Config {
         let journal = &self.journal;
         range("journal.segment_bytes", journal.segment_bytes, 65_536..=1 << 32);
         // One open segment a machine must fit beside one that is complete.
-        let open = journal.segment_bytes.saturating_mul(2 + u64::from(replicas.count));
+        let open = journal.segment_bytes.saturating_mul(2 + u64::from(replicas.total()));
         range("journal.total_bytes", journal.total_bytes, open..=1 << 50);
         range("journal.queue_bytes", journal.queue_bytes as u64, 1 << 20..=1 << 32);
         range("server.drain_grace_s", self.server.drain_grace_s, 0..=86_400);
         for (name, objective) in &self.objectives {
             range(&format!("objectives.{name}.class"), u64::from(objective.class), 0..=7);
+        }
+        if (replicas.prefill == 0) != (replicas.decode == 0) {
+            faults.push(
+                "replicas.prefill, replicas.decode: one needs the other: some compute prompts, the others decode"
+                    .into(),
+            );
+        }
+        if replicas.prefill > 0 && replicas.count != 1 {
+            faults.push(format!("replicas.count = {}: say either count, or prefill and decode", replicas.count));
         }
         for name in self.classes.keys() {
             if name.parse::<u8>().map_or(true, |rank| rank > 7) {

@@ -197,6 +197,12 @@ pub enum PackedCacheMode {
 pub struct ReplicasConfig {
     /// Replicas in this process; they share weights and threads.
     pub count: u32,
+    /// Instead of `count`: replicas that compute prompts for the ones in `decode`; 0 is that each replica does whole requests.
+    pub prefill: u32,
+    /// Instead of `count`: replicas that decode what the ones in `prefill` computed.
+    pub decode: u32,
+    /// Prompts with fewer tokens to compute are computed where they are decoded.
+    pub handoff_tokens_min: u32,
     /// Compute threads; 0 is one a core.
     pub threads: usize,
     /// Instruction set of the kernels, by name; `auto` is the fastest of this machine.
@@ -238,6 +244,13 @@ pub enum Precision {
     Int15,
     /// Both to bfloat16: two bytes a weight, and sums whose bits depend on the CPU.
     Bf16,
+}
+
+impl ReplicasConfig {
+    /// Replicas in all.
+    pub fn total(&self) -> u32 {
+        if self.prefill > 0 { self.prefill.saturating_add(self.decode) } else { self.count }
+    }
 }
 
 /// How keys and values are held.
@@ -397,6 +410,9 @@ impl Default for ReplicasConfig {
     fn default() -> Self {
         Self {
             count: 1,
+            prefill: 0,
+            decode: 0,
+            handoff_tokens_min: 256,
             threads: 0,
             cpu_tier: "auto".to_owned(),
             pin_threads: false,

@@ -87,7 +87,7 @@ impl Memory {
             shared_bytes: demand.threads_bytes,
             workspace_bytes: demand.workspace_bytes().saturating_add(books.fixed_bytes),
             reserve_bytes: reserve(config, *vocabulary),
-            replicas: replicas.count,
+            replicas: replicas.total(),
             block_bytes: demand.block_bytes.saturating_add(books.block_bytes),
             context_blocks: demand.context_blocks,
             blocks: match replicas.kv_blocks {
@@ -105,7 +105,7 @@ impl Memory {
             limit,
             is_mapped: config.model.packed_cache == PackedCacheMode::Map,
             is_sized_here,
-            replicas: replicas.count,
+            replicas: replicas.total(),
             block_size_tokens: replicas.block_size_tokens,
         })
     }
@@ -179,9 +179,9 @@ fn mib(bytes: u64) -> u64 {
 fn reserve(config: &Config, vocabulary: usize) -> u64 {
     let (http, replicas) = (&config.http, &config.replicas);
     // Those of running sequences; others have been read, or are about to be cut off.
-    let streams = u64::from(replicas.slots) * u64::from(replicas.count);
+    let streams = u64::from(replicas.slots) * u64::from(replicas.total());
     let stream_bytes = http.stream_buffer_bytes.saturating_add(http.send_buffer_bytes) as u64;
-    let machines = 1 + u64::from(replicas.count);
+    let machines = 1 + u64::from(replicas.total());
     let journal_bytes = if config.journal.dir.is_some() { config.journal.queue_bytes as u64 } else { 0 };
     let parts = [
         BASE_BYTES,
@@ -212,7 +212,7 @@ fn remedies(config: &Config, shortage: &Shortage) -> Vec<String> {
     if !matches!(shortage, Shortage::Base { .. }) && replicas.kv_dtype != KvDtype::Int8 {
         remedies.push("hold keys and values in int8 (--kv-dtype int8)".to_owned());
     }
-    if replicas.count > 1 {
+    if replicas.total() > 1 {
         remedies.push("use fewer replicas (--replicas)".to_owned());
     }
     remedies.push("serve a smaller model (--model)".to_owned());
