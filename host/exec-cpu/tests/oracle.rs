@@ -3,6 +3,7 @@
 //! to be the file that `tests/oracle/requantise.py` makes.
 
 mod requantise;
+mod support;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use penstock_exec_cpu::{
 };
 use penstock_kernels_cpu::{KvPool, logits};
 use penstock_model::{DType, Model, OpenOptions};
+use support::tiers;
 
 /// How far this implementation may be from the other.
 struct Bounds {
@@ -128,11 +130,7 @@ fn same_bits(model: &Model, tokens: &[u32], numerics: Numerics) -> Vec<Vec<u32>>
 }
 
 fn same_bits_on_every_tier(model: &Model, tokens: &[u32], numerics: Numerics, wanted: &[Vec<u32>]) {
-    for tier in Tier::ALL {
-        if !tier.is_supported() {
-            eprintln!("SKIPPED tier {tier}: this CPU lacks its instructions");
-            continue;
-        }
+    for tier in tiers() {
         // The scalar oracle is slow: its first few positions.
         let some = if tier == Tier::Scalar { 3 } else { 40 };
         let got = logit_bits(&load(model, 2, Numerics { tier, ..numerics }), &tokens[..some], some);

@@ -47,7 +47,7 @@ pub fn nixl(setting: &Setting) -> Result<Counts> {
 }
 
 /// Runs one `cargo test`, shows what a reader wants to see, and keeps the rest in a log.
-fn run(setting: &Setting, name: &str, mut command: Command) -> Result<Counts> {
+pub(super) fn run(setting: &Setting, name: &str, mut command: Command) -> Result<Counts> {
     if let Some(model) = &setting.model {
         command.env("PENSTOCK_DEMO_MODEL", model);
     }

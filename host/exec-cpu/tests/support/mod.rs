@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use penstock_exec_cpu::{CpuModel, MemoryBudget, Numerics, ThreadPool, Tier};
 use penstock_model::gguf::quantise::quantise;
@@ -226,6 +226,23 @@ impl TinyModel {
         let head = if c.tied_head { TensorRole::TokenEmbedding } else { TensorRole::Output };
         x.iter().map(|x| self.times(head, &self.norm(TensorRole::OutputNorm, x))).collect()
     }
+}
+
+/// Every tier that this machine can run, the oracle first. Those of its architecture that it cannot are named aloud, once in a test binary.
+pub fn tiers() -> Vec<Tier> {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let is_foreign = |tier: Tier| (tier == Tier::Neon) != cfg!(target_arch = "aarch64");
+        let missing: Vec<&str> = Tier::ALL[1..]
+            .iter()
+            .filter(|tier| !tier.is_supported() && !is_foreign(**tier))
+            .map(|tier| tier.name())
+            .collect();
+        if !missing.is_empty() {
+            eprintln!("SKIPPED tiers that this CPU lacks: {}", missing.join(", "));
+        }
+    });
+    Tier::ALL.into_iter().filter(|tier| tier.is_supported()).collect()
 }
 
 /// The fastest tier, or `None`, said aloud, on a machine that has the oracle alone.

@@ -19,7 +19,9 @@ mod tiles;
 
 use blocks::{BlockTotals, block_sums};
 
-use crate::activation::{Activations, Precision, TILED_ROWS, panel, panel_count};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use crate::activation::TILED_ROWS;
+use crate::activation::{Activations, Precision, panel, panel_count};
 use crate::lanes::{LANES, Lanes, kernel};
 use crate::pool::{Session, SharedMut, TaskPanicked};
 use crate::tier::Tier;
