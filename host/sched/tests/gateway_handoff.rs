@@ -7,7 +7,7 @@
 mod cluster;
 
 use cluster::{Cluster, Links, Mail, Shape};
-use penstock_base::{CancelCause, Duration, Generation, Outcome, ReplicaEpoch, ReplicaId, RequestId};
+use penstock_base::{CancelCause, Duration, Generation, Instant, Outcome, ReplicaEpoch, ReplicaId, RequestId};
 use penstock_policy_api::native::NativePolicies;
 use penstock_sched::gateway::{GatewayEvent, GatewayInput, HandoffConfig};
 use penstock_sched::handoff::{LeaseTerms, PROTOCOL_VERSION, PartyConfig, Peer, Terms, Topology};
@@ -88,6 +88,8 @@ fn losses_broken_chunks_cancels_and_lost_replicas_leave_nothing_behind() {
             latency_us: [300, 4_000, 60_000][seed as usize % 3],
             loss_ppm: [0, 20_000, 200_000][seed as usize / 3 % 3],
             broken_ppm: [0, 30_000, 600_000][seed as usize / 9 % 3],
+            cut: (seed % 5 == 4)
+                .then_some((Instant(150_000_000), Duration::from_ms([400, 2_500, 9_000][seed as usize % 3]))),
         };
         let mut cluster = cluster(shape(1 + seed as usize % 2, links));
         for n in 1..=60 {

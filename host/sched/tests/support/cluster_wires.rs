@@ -29,6 +29,8 @@ pub struct Links {
     pub loss_ppm: u64,
     /// Of a million chunks, so many arrive broken.
     pub broken_ppm: u64,
+    /// Nothing passes between replicas from here on, for so long; the gateway is heard all the while.
+    pub cut: Option<(Instant, Duration)>,
 }
 
 enum Item {
@@ -139,8 +141,12 @@ impl Wires {
         self.agenda.insert((now + Duration::from_us(10 + late), self.serial), item);
     }
 
+    fn is_cut(&self, now: Instant) -> bool {
+        self.links.cut.is_some_and(|(at, lasts)| at <= now && now < at + lasts)
+    }
+
     fn post(&mut self, now: Instant, to: Who, input: HandoffInput) {
-        if self.chance(self.links.loss_ppm) {
+        if self.is_cut(now) || self.chance(self.links.loss_ppm) {
             self.lost_words += 1;
             return;
         }
@@ -308,6 +314,9 @@ impl Cluster {
     fn land(&mut self, from: Who, to: Who, transfer: TransferId, index: u32, stamp: Instant) {
         let broken = self.wires.chance(self.wires.links.broken_ppm);
         let wires = &mut self.wires;
+        if wires.is_cut(self.now) {
+            return;
+        }
         let Some(sent) = wires.sent.get(&(from, transfer)) else { return };
         let lives = |who: Who| self.nodes.get(&who.0).is_some_and(|node| node.epoch == who.1);
         let granted = wires.granted.get(&(to, transfer)).filter(|granted| granted.open && granted.from == from);
