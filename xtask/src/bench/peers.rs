@@ -21,6 +21,12 @@ const OURS: &str = "penstock";
 /// Longest that a server may take to answer its first request.
 const READY_WITHIN: Duration = Duration::from_secs(300);
 
+/// Busy share of the machine below which it counts as idle.
+const IDLE_SHARE: f64 = 0.08;
+
+/// Longest that a measurement waits for an idle machine.
+const SETTLE_WITHIN: Duration = Duration::from_secs(30);
+
 /// Most that is read of a page.
 const PAGE_BYTES_MAX: u64 = 4 << 20;
 
@@ -143,6 +149,7 @@ pub fn run(root: &Path, profile: &str, args: &[String]) -> Result<()> {
         for round in 0..args.rounds {
             for server in &servers {
                 let seed = args.seed + round;
+                settle()?;
                 let one = measure(&penstock, server, load, seed)?;
                 eprintln!(
                     "{}: {} round {round}: {:.1} tok/s, TTFT {:.0} ms, TPOT {:.1} ms",
@@ -174,7 +181,9 @@ fn start(args: &PeersArgs, penstock: &Path, model: &Path) -> Result<Vec<Server>>
             "--state-dir",
             "off",
         ]);
-        command.arg("--model").arg(model).args(["--threads", &threads]).args(&args.penstock_args);
+        command.arg("--model").arg(model).args(["--threads", &threads]);
+        // A pool of its own from the start, as the others have.
+        command.args(["--kv-blocks", "2048"]).args(&args.penstock_args);
         command
     };
     servers.push(start_one(OURS, 8021, ours(8021))?);
@@ -227,6 +236,38 @@ fn start_one(name: &str, port: u16, mut command: Command) -> Result<Server> {
     }
     println!("{name}: ready after {:.2} s", begun.elapsed().as_secs_f64());
     Ok(server)
+}
+
+/// Waits until nothing works: some servers' threads spin on for seconds after their last request, and would slow the next server.
+fn settle() -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        let (busy, all) = processor_ticks()?;
+        std::thread::sleep(Duration::from_millis(500));
+        let (busy_then, all_then) = processor_ticks()?;
+        let share = (busy_then - busy) as f64 / (all_then - all).max(1) as f64;
+        if share < IDLE_SHARE {
+            return Ok(());
+        }
+        if begun.elapsed() > SETTLE_WITHIN {
+            eprintln!(
+                "the machine is {:.0} % busy with something else: the figures that follow suffer from it",
+                share * 100.0
+            );
+            return Ok(());
+        }
+    }
+}
+
+/// Ticks that the machine's processors have worked, and all there were.
+fn processor_ticks() -> Result<(u64, u64)> {
+    let text = std::fs::read_to_string("/proc/stat").context("read /proc/stat")?;
+    let line = text.lines().next().context("/proc/stat is empty")?;
+    // user, nice, system, idle, iowait, irq, softirq, steal
+    let ticks: Vec<u64> = line.split_whitespace().skip(1).take(8).filter_map(|tick| tick.parse().ok()).collect();
+    ensure!(ticks.len() == 8, "/proc/stat begins with {line:?}");
+    let all = ticks.iter().sum();
+    Ok((all - ticks[3] - ticks[4], all))
 }
 
 /// Whether the server's health page says 200. All three servers have one under this name.
