@@ -32,4 +32,5 @@ pub use model::{CpuModel, Numerics};
 pub use packed_cache::{PackedCache, PackedMode, PackedOutcome, packed_places};
 pub use packed_file::Unusable;
 pub use penstock_kernels_cpu::memory::HUGE_PAGE_BYTES;
+pub use penstock_kernels_cpu::pool::THREADS_MAX;
 pub use penstock_kernels_cpu::{Bf16Unit, KvDtype, MemoryBudget, Precision, ThreadPool, Tier, TierError};

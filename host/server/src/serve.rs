@@ -21,6 +21,16 @@ use crate::tenants::{Identity, Tenants};
 /// After a drain: how long connections may take to close at least, when nothing of the grace is left.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
+/// Threads for what blocks: long texts to tokenise (two at a time), policy sets being made, the drain, names being resolved. They exist
+/// while there is such work.
+const BLOCKING_THREADS_MAX: usize = 16;
+
+/// Threads that answer HTTP. The model has the cores, and the edge needs little of them: two, so that nobody waits behind one slow task. On
+/// a single core a second would only take turns with the first.
+fn edge_threads(wanted: usize, cores: usize) -> usize {
+    if wanted == 0 { cores.clamp(1, 2) } else { wanted }
+}
+
 /// Runs the server to its end.
 ///
 /// # Errors
@@ -31,9 +41,11 @@ pub fn run(mut config: Config) -> Result<()> {
     let identity = Identity::new(secret);
     let admin_token = config.server.admin_token_file.as_deref().map(AdminToken::read).transpose()?;
     let tenants = read_tenants(&config, &identity)?;
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        // The model has the cores; the edge needs little, and must not starve behind one slow task.
-        .worker_threads(2)
+        .worker_threads(edge_threads(config.server.edge_threads, cores))
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .thread_name("penstock-edge")
         .enable_all()
         .build()
         .context("start the async runtime")?;
@@ -238,5 +250,16 @@ fn reload(app: &App, keys: Option<&Path>) {
             app.replace_tenants(tenants);
         }
         Err(faults) => tracing::error!(%faults, "the key file is broken: the last good one stays in force"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::edge_threads;
+
+    #[test]
+    fn the_edge_takes_two_threads_at_most_unless_told() {
+        assert_eq!([1, 2, 96].map(|cores| edge_threads(0, cores)), [1, 2, 2]);
+        assert_eq!([1, 96].map(|cores| edge_threads(5, cores)), [5, 5]);
     }
 }

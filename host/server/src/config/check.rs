@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use penstock_base::limits;
-use penstock_exec_cpu::Tier;
+use penstock_exec_cpu::{THREADS_MAX, Tier};
 use serde::de::DeserializeOwned;
 
 use super::sections::{AdminListen, Config};
@@ -116,7 +116,7 @@ impl Config {
         range("replicas.prefill", u64::from(replicas.prefill), 0..=63);
         range("replicas.decode", u64::from(replicas.decode), 0..=64 - u64::from(replicas.prefill.min(63)));
         range("replicas.handoff_tokens_min", u64::from(replicas.handoff_tokens_min), 1..=1 << 20);
-        range("replicas.threads", replicas.threads as u64, 0..=1_024);
+        range("replicas.threads", replicas.threads as u64, 0..=THREADS_MAX as u64);
         // 0 is what fits.
         if replicas.kv_blocks != 0 {
             range("replicas.kv_blocks", u64::from(replicas.kv_blocks), 2..=u64::from(limits::POOL_BLOCKS_MAX));
@@ -160,6 +160,7 @@ impl Config {
         range("journal.total_bytes", journal.total_bytes, open..=1 << 50);
         range("journal.queue_bytes", journal.queue_bytes as u64, 1 << 20..=1 << 32);
         range("server.drain_grace_s", self.server.drain_grace_s, 0..=86_400);
+        range("server.edge_threads", self.server.edge_threads as u64, 0..=64);
         for (name, objective) in &self.objectives {
             range(&format!("objectives.{name}.class"), u64::from(objective.class), 0..=7);
         }
@@ -219,6 +220,14 @@ mod tests {
             assert!(faults.contains(part), "{part} is missing in:\n{faults}");
         }
         assert_eq!(faults.lines().count(), 5, "{faults}");
+    }
+
+    #[test]
+    fn threads_have_bounds_of_their_own() {
+        let config = parse("[server]\nedge_threads = 64\n[replicas]\nthreads = 512\n").unwrap();
+        assert_eq!((config.server.edge_threads, config.replicas.threads), (64, 512));
+        let faults = parse("[server]\nedge_threads = 65\n[replicas]\nthreads = 513\n").unwrap_err().to_string();
+        assert!(faults.contains("server.edge_threads = 65") && faults.contains("replicas.threads = 513"), "{faults}");
     }
 
     #[test]

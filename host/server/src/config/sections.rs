@@ -52,6 +52,8 @@ pub struct ServerConfig {
     pub secret_file: Option<PathBuf>,
     /// How long streams may finish after SIGTERM.
     pub drain_grace_s: u64,
+    /// Threads that answer HTTP; 0 is two, or one on a single core.
+    pub edge_threads: usize,
 }
 
 /// Where the admin listener is.
@@ -378,6 +380,7 @@ impl Default for ServerConfig {
             keys: None,
             secret_file: None,
             drain_grace_s: 30,
+            edge_threads: 0,
         }
     }
 }
