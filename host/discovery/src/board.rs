@@ -124,7 +124,8 @@ impl Board {
             state.workers.keys().filter(|id| present.binary_search(&id.as_str()).is_err()).cloned().collect();
         for id in missing {
             if is_after_outage {
-                state.doubtful.entry(id).or_insert(now + self.limits.grace);
+                // Also one that an earlier outage left in doubt: it could not register meanwhile.
+                state.doubtful.insert(id, now + self.limits.grace);
             } else if !state.doubtful.contains_key(&id) {
                 state.remove(&id, self.limits);
             }
@@ -297,4 +298,74 @@ fn cut(text: &str) -> String {
         kept = kept.escape_debug().take(FAULT_CHARS_MAX).collect();
     }
     kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(id: &str, epoch: u64) -> (String, Vec<u8>) {
+        let record = format!(
+            r#"{{"v":1,"id":"{id}","epoch":{epoch},"role":"unified","state":"ready","addresses":{{"control":"h:1"}},"model":"m",
+            "compatibility":"0","capacity":{{"blocks":1,"block_tokens":1,"slots":1,"context_tokens":1}}}}"#
+        );
+        (id.to_owned(), record.into_bytes())
+    }
+
+    fn board() -> Board {
+        Board::new(BoardLimits { workers_max: 10, queue_max: 10, grace: Duration::from_secs(5) })
+    }
+
+    fn ids(board: &Board) -> Vec<String> {
+        board.view(Instant::now()).workers.iter().map(|worker| worker.id.to_string()).collect()
+    }
+
+    /// Each outage gives those who are missing after it the whole grace again.
+    #[test]
+    fn a_second_outage_gives_a_second_grace() {
+        let board = board();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        board.list(at(0), &[entry("a", 1), entry("b", 1)]);
+        board.lost("first");
+        board.list(at(10), &[]);
+        board.heard(at(14));
+        assert_eq!(ids(&board), ["a", "b"]);
+        board.lost("second");
+        board.list(at(100), &[]);
+        board.heard(at(104));
+        assert_eq!(ids(&board), ["a", "b"]);
+        board.put(at(104), "b", &entry("b", 1).1);
+        board.heard(at(105));
+        assert_eq!(ids(&board), ["b"]);
+        assert!(matches!(board.take(), Some(Event::Snapshot(workers)) if workers.len() == 1));
+        assert_eq!(board.take(), None);
+    }
+
+    /// What a life that is over still writes changes nothing, and is named.
+    #[test]
+    fn an_older_epoch_is_not_taken() {
+        let board = board();
+        let now = Instant::now();
+        board.list(now, &[entry("a", 7)]);
+        board.put(now, "a", &entry("a", 6).1);
+        let view = board.view(now);
+        assert_eq!(view.workers[0].epoch, 7);
+        assert_eq!(view.faults, [("a".to_owned(), "epoch 6 came after the later epoch 7".to_owned())]);
+        board.remove(now, "a");
+        board.put(now, "a", &entry("a", 6).1);
+        assert_eq!(board.view(now).workers[0].epoch, 6);
+    }
+
+    /// More faults than are kept by name are counted; hostile names do not reach a terminal as they are.
+    #[test]
+    fn faults_are_bounded() {
+        let board = board();
+        let bad: Vec<_> = (0..100).map(|i| (format!("{i:03}\u{1b}[2J{}", "x".repeat(1_000)), b"{".to_vec())).collect();
+        board.list(Instant::now(), &bad);
+        let view = board.view(Instant::now());
+        assert_eq!((view.faults.len(), view.turned_away), (FAULTS_MAX, 100 - FAULTS_MAX as u64));
+        assert!(view.faults.iter().all(|(place, why)| place.len() <= 200 && why.len() <= 200));
+        assert!(view.faults.iter().all(|(place, _)| !place.contains('\u{1b}')));
+    }
 }

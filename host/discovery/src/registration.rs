@@ -25,9 +25,10 @@ pub(crate) trait Announcer: Send + 'static {
 pub enum Standing {
     /// The service has the record.
     Announced,
-    /// The last renewal failed; more are tried, and the record is announced again when the service has lost it.
+    /// The last renewal failed or was refused; more are tried, and the record is announced again when the service has lost it. A role that
+    /// somebody takes away and gives back does not end a worker.
     Interrupted(DiscoveryError),
-    /// A later life of the worker has taken its place, or the service refuses it for good. Nothing is renewed any more.
+    /// A later life of the worker has taken its place. Nothing is renewed any more.
     Over(DiscoveryError),
 }
 
@@ -144,7 +145,7 @@ async fn keep(
         is_written |= outcome.is_ok();
         let (now, wait) = match outcome {
             Ok(()) => (Standing::Announced, lease / 3),
-            Err(why @ (DiscoveryError::Superseded { .. } | DiscoveryError::Refused { .. })) => {
+            Err(why @ DiscoveryError::Superseded { .. }) => {
                 standing.send_replace(Standing::Over(why));
                 return;
             }

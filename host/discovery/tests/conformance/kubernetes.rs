@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use penstock_discovery::{
     ANNOTATION, Discovery, DiscoveryError, Event, Kubernetes, KubernetesSettings, Registration, Role, Settings,
-    TlsFiles, WorkerState,
+    Standing, TlsFiles, WorkerState,
 };
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
@@ -213,6 +213,19 @@ async fn refusals_say_what_to_do() {
     // The token is read anew for each question.
     std::fs::write(arena.token.path(), TOKEN).unwrap();
     assert!(matches!(next(&mut watch).await, Event::Snapshot(_)));
+}
+
+/// A role that is taken away and given back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_is_survived() {
+    let arena = Pods::open(settings()).await.unwrap();
+    arena.host("a").await;
+    let registration = arena.client().register(record("a", 1)).await.unwrap();
+    std::fs::write(arena.token.path(), "an old token").unwrap();
+    let is_refused = || matches!(registration.standing(), Standing::Interrupted(DiscoveryError::Refused { .. }));
+    until(is_refused, "the refusal").await;
+    std::fs::write(arena.token.path(), TOKEN).unwrap();
+    until(|| registration.standing() == Standing::Announced, "the registration stands again").await;
 }
 
 #[test]
