@@ -21,6 +21,9 @@ const OURS: &str = "penstock";
 /// Longest that a server may take to answer its first request.
 const READY_WITHIN: Duration = Duration::from_secs(300);
 
+/// Seeds from one load's first to the next one's.
+const SEEDS_PER_LOAD: u64 = 1_000;
+
 /// Busy share of the machine below which it counts as idle.
 const IDLE_SHARE: f64 = 0.08;
 
@@ -54,7 +57,7 @@ struct PeersArgs {
     /// Rounds; the median of each figure is printed
     #[arg(long, default_value_t = 3)]
     rounds: u64,
-    /// Seed of the first round's prompts; each round has the next one
+    /// Seed of the first round's prompts; each round has the next one, and each load others
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Only loads whose name contains this: cold, shared, single
@@ -144,11 +147,15 @@ pub fn run(root: &Path, profile: &str, args: &[String]) -> Result<()> {
     let penstock = target(root).join(profile).join("penstock");
     prefill(root, profile, &args, &model)?;
     let servers = start(&args, &penstock, &model)?;
-    for load in LOADS.iter().filter(|load| args.only.as_deref().is_none_or(|part| load.name.contains(part))) {
+    for (index, load) in LOADS.iter().enumerate() {
+        if !args.only.as_deref().is_none_or(|part| load.name.contains(part)) {
+            continue;
+        }
         let mut figures: BTreeMap<&str, Vec<Figures>> = BTreeMap::new();
         for round in 0..args.rounds {
             for server in &servers {
-                let seed = args.seed + round;
+                // Prompts of one seed are the same under each load, and would be in the caches.
+                let seed = args.seed + round + index as u64 * SEEDS_PER_LOAD;
                 settle()?;
                 let one = measure(&penstock, server, load, seed)?;
                 eprintln!(
