@@ -580,6 +580,8 @@ mod tests {
             (&metrics.submit_refused, &["requests"][..]),
             (&metrics.stale_inputs, &["gateway"][..]),
             (&metrics.clock_clamped, &["gateway"][..]),
+            (&metrics.handoffs, &["handed_off", ""][..]),
+            (&metrics.transfer_chunks, &["written"][..]),
         ] {
             family.with_label_values(labels).inc();
         }
