@@ -40,8 +40,8 @@ fn handoffs(rig: &Rig, end: &str) -> f64 {
 
 /// Greedy, drawn, with a token that ends it.
 fn params(which: u32) -> SamplingParams {
-    let stop_tokens = if which % 2 == 0 { vec![STOP_TOKEN, which % 64] } else { Vec::new() };
-    let temperature = if which % 3 == 0 { 1.0 } else { 0.0 };
+    let stop_tokens = if which.is_multiple_of(2) { vec![STOP_TOKEN, which % 64] } else { Vec::new() };
+    let temperature = if which.is_multiple_of(3) { 1.0 } else { 0.0 };
     SamplingParams { temperature, seed: u64::from(which), stop_tokens, ..SamplingParams::default() }
 }
 
