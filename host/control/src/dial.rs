@@ -14,7 +14,6 @@ use crate::glue::control_client::ControlClient;
 use crate::limits::{
     CONNECT_WITHIN, GREETING_BYTES_MAX, HELLO_WITHIN, PACKET_OVERHEAD_BYTES, PAUSE_FIRST, PAUSE_LAST, WINDOW_BYTES,
 };
-use crate::listen::is_greeting;
 use crate::session::{ConnectionId, End, Ended};
 use crate::wire::{Hello, Packet, Refusal, VERSION, Welcome, Word};
 use crate::{Identity, Limits};
@@ -87,8 +86,8 @@ static SESSIONS: AtomicU64 = AtomicU64::new(0);
 /// # Errors
 /// See [`DialError`].
 pub async fn dial(settings: DialSettings) -> Result<Conversation, DialError> {
-    if !is_greeting(&settings.identity.greeting) {
-        let why = format!("over {GREETING_BYTES_MAX} bytes");
+    if !settings.identity.has_short_greeting() {
+        let why = format!("over {GREETING_BYTES_MAX} bytes: say less in it");
         return Err(DialError::Settings { what: "the greeting", why });
     }
     let caller = Caller::new(settings)?;

@@ -39,6 +39,13 @@ pub struct Identity {
     pub token: Option<String>,
 }
 
+impl Identity {
+    /// Is the greeting one that the other end takes?
+    pub(crate) fn has_short_greeting(&self) -> bool {
+        self.greeting.len() <= limits::GREETING_BYTES_MAX
+    }
+}
+
 impl std::fmt::Debug for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { end, compatibility, token, .. } = self;

@@ -6,7 +6,6 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
 use subtle::ConstantTimeEq as _;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -72,8 +71,12 @@ impl Drop for Listening {
 /// Listens at `address`. Whoever shows the identity's token and speaks of the same compatibility may begin a conversation.
 ///
 /// # Errors
-/// When the address cannot be had.
+/// When the address cannot be had, or the identity's greeting is over 64 KiB.
 pub async fn listen(address: SocketAddr, settings: ListenSettings) -> std::io::Result<Listening> {
+    if !settings.identity.has_short_greeting() {
+        let why = format!("the greeting is over {GREETING_BYTES_MAX} bytes: say less in it");
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
+    }
     let listener = TcpListener::bind(address).await?;
     let address = listener.local_addr()?;
     let (accepted, conversations) = mpsc::channel(settings.sessions_max.max(1));
@@ -220,9 +223,4 @@ impl Table {
             None => Err((Refusal::Outdated, "a later connection of the session is up".to_owned())),
         }
     }
-}
-
-/// So that a conversation's greeting is never a surprise in size.
-pub(crate) fn is_greeting(bytes: &Bytes) -> bool {
-    bytes.len() <= GREETING_BYTES_MAX
 }

@@ -340,3 +340,14 @@ async fn a_port_that_speaks_something_else_is_named_so() {
     assert!(matches!(error, DialError::Unreachable { .. } | DialError::Protocol { .. }), "{error}");
     server.abort();
 }
+
+#[tokio::test]
+async fn a_greeting_that_the_other_end_would_not_take_is_refused_at_home() {
+    let mut talkative = identity(WORKER);
+    talkative.greeting = Bytes::from(vec![b'x'; (64 << 10) + 1]);
+    let settings = ListenSettings { identity: talkative.clone(), limits: limits(), sessions_max: 1 };
+    let error = listen(loopback(0), settings).await.unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+    let settings = DialSettings { identity: talkative, ..call(loopback(1), WORKER) };
+    assert!(matches!(dial(settings).await.unwrap_err(), DialError::Settings { what: "the greeting", .. }));
+}
