@@ -155,7 +155,7 @@ fn endpoint(kind: Kind, number: u64, address: &str) -> Result<Box<dyn Transport>
         region.fill(block, &[number as u8; BLOCK_BYTES])?;
     }
     let identity = PeerId { endpoint: number, epoch: 1 };
-    let setup = Setup { identity, regions: vec![region], limits: Limits::default() };
+    let setup = Setup { identity, regions: vec![region], is_guarded: false, limits: Limits::default() };
     Ok(match kind {
         Kind::Memfd => Box::new(Memfd::bind(setup, Path::new(address))?),
         Kind::Nixl => by_nixl::endpoint(setup)?,

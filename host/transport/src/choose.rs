@@ -140,6 +140,7 @@ mod tests {
             identity: PeerId { endpoint: 1, epoch: 1 },
             place: Place { host: [host; 16], process: [process; 16], user },
             token: [0; 16],
+            is_guarded: false,
             address: match kind {
                 Kind::Reference => Address::Reference(1),
                 Kind::Memfd => Address::Memfd(PathBuf::from("/x")),

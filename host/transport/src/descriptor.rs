@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use crate::wire::{Reader, put_bytes};
-use crate::{Kind, PeerId, REGIONS_MAX, Region, TransportError, VERSION, sys};
+use crate::{Kind, PeerId, REGIONS_MAX, Region, Setup, TransportError, VERSION, sys};
 
 const MAGIC: [u8; 4] = *b"PSTD";
 /// Longest address: the path of a Unix socket is at most 108 bytes.
@@ -107,6 +107,8 @@ pub struct Descriptor {
     pub place: Place,
     /// Shown when connecting; drawn at random for each life of the endpoint.
     pub token: [u8; 16],
+    /// Nobody reads its memory, and nobody writes to it but under a grant.
+    pub is_guarded: bool,
     /// How it is reached.
     pub address: Address,
     /// Its regions, in order.
@@ -114,7 +116,8 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    pub(crate) fn new(identity: PeerId, address: Address, regions: &[Region]) -> Result<Self, TransportError> {
+    pub(crate) fn new(setup: &Setup, address: Address) -> Result<Self, TransportError> {
+        let Setup { identity, regions, is_guarded, .. } = setup;
         if regions.is_empty() {
             return Err(TransportError::Empty);
         }
@@ -123,7 +126,8 @@ impl Descriptor {
             return Err(TransportError::TooLarge { what: "regions", value, limit });
         }
         let regions = regions.iter().map(Layout::of).collect();
-        Ok(Self { identity, place: Place::here()?, token: sys::unguessable()?, address, regions })
+        let (identity, is_guarded) = (*identity, *is_guarded);
+        Ok(Self { identity, place: Place::here()?, token: sys::unguessable()?, is_guarded, address, regions })
     }
 
     /// The bytes that [`Transport::connect`](crate::Transport::connect) takes.
@@ -136,6 +140,7 @@ impl Descriptor {
         bytes.extend_from_slice(&self.place.process);
         bytes.extend_from_slice(&self.place.user.to_le_bytes());
         bytes.extend_from_slice(&self.token);
+        bytes.push(u8::from(self.is_guarded));
         match &self.address {
             Address::Reference(number) => {
                 bytes.push(0);
@@ -184,6 +189,12 @@ impl Descriptor {
         let identity = PeerId { endpoint: reader.u64()?, epoch: reader.u64()? };
         let place = Place { host: reader.array()?, process: reader.array()?, user: reader.u32()? };
         let token = reader.array()?;
+        let flag = |byte: u8| match byte {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(TransportError::Descriptor("a yes or no is neither")),
+        };
+        let is_guarded = flag(reader.u8()?)?;
         let text = |bytes: &[u8]| {
             String::from_utf8(bytes.to_vec()).map_err(|_| TransportError::Descriptor("an address is not text"))
         };
@@ -197,17 +208,13 @@ impl Descriptor {
             3 => Address::Nixl(NixlAddress {
                 control: socket(text(reader.bytes(FIELD_BYTES_MAX)?)?)?,
                 wire: reader.u16()?,
-                has_rdma: match reader.u8()? {
-                    0 => false,
-                    1 => true,
-                    _ => return Err(TransportError::Descriptor("whether it has RDMA is not said")),
-                },
+                has_rdma: flag(reader.u8()?)?,
             }),
             _ => return Err(TransportError::Descriptor("its kind is unknown")),
         };
         let regions = get_regions(&mut reader)?;
         reader.end()?;
-        Ok(Self { identity, place, token, address, regions })
+        Ok(Self { identity, place, token, is_guarded, address, regions })
     }
 }
 
@@ -237,6 +244,7 @@ pub(crate) fn get_regions(reader: &mut Reader<'_>) -> Result<Vec<Layout>, Transp
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Limits;
 
     fn all() -> Vec<Descriptor> {
         let addresses = [
@@ -250,7 +258,15 @@ mod tests {
             }),
         ];
         let regions = [Region::private(64, 3).unwrap(), Region::private(128, 2).unwrap()];
-        addresses.map(|address| Descriptor::new(PeerId { endpoint: 3, epoch: 9 }, address, &regions).unwrap()).into()
+        let setup = |is_guarded| Setup {
+            identity: PeerId { endpoint: 3, epoch: 9 },
+            regions: regions.to_vec(),
+            is_guarded,
+            limits: Limits::default(),
+        };
+        let both =
+            |address: Address| [false, true].map(|guarded| Descriptor::new(&setup(guarded), address.clone()).unwrap());
+        addresses.into_iter().flat_map(both).collect()
     }
 
     #[test]

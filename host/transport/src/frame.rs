@@ -12,11 +12,11 @@ use crate::wire::Reader;
 use crate::{Failure, Gone, Refusal, TransportError};
 
 /// Version of the frames and of descriptors.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of a frame's header.
 pub(crate) const HEADER: usize = 36;
-/// Longest payload of any frame but data: a list of 16,384 spans is 128 KiB.
-pub(crate) const CONTROL_BYTES_MAX: usize = 256 * 1024;
+/// Longest payload of any frame but data: a list of 16,384 spans is 128 KiB, one for both ends twice that and some words.
+pub(crate) const CONTROL_BYTES_MAX: usize = 256 * 1024 + 64;
 /// Longest payload of a data frame. Large enough that a header costs nothing, small enough that operations take turns.
 pub(crate) const CHUNK_BYTES: usize = 256 * 1024;
 
@@ -25,7 +25,7 @@ const MAGIC: [u8; 4] = *b"PSTK";
 /// What a frame is about. "Dialler" is the end that connected; all operations on a connection are its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Word {
-    /// Dialler: who I am, and whom I mean.
+    /// Dialler: who I am, and whom I mean. To a guarded listener over a Unix socket also: my regions, whose memfds come along.
     Hello = 1,
     /// Listener: it is me. Payload: my regions; over a Unix socket their memfds come along.
     Welcome = 2,
@@ -49,17 +49,22 @@ pub(crate) enum Word {
     Ready = 11,
     /// Dialler (mapped memory): `arg` bytes of `op` lie in place.
     Doorbell = 12,
-    /// Listener (mapped memory): stop `op`.
+    /// Listener (mapped memory): stop `op`. `arg`: [`nack`].
     Revoke = 13,
     /// Dialler (mapped memory): `op` does not write and never will.
     Revoked = 14,
+    /// Dialler: as `Open`, under a grant. Payload: the grant, how many runs there are here, the runs; where the listener copies, the
+    /// dialler's region and its runs after that.
+    OpenUnder = 15,
 }
 
 impl Word {
     fn of(byte: u8) -> Option<Self> {
         use Word::*;
-        let all =
-            [Hello, Welcome, Reject, Open, Fetch, Data, Ack, Nack, Cancel, Still, Ready, Doorbell, Revoke, Revoked];
+        let all = [
+            Hello, Welcome, Reject, Open, Fetch, Data, Ack, Nack, Cancel, Still, Ready, Doorbell, Revoke, Revoked,
+            OpenUnder,
+        ];
         all.into_iter().find(|word| *word as u8 == byte)
     }
 }
@@ -93,6 +98,7 @@ pub(crate) fn nack(why: &Failure) -> u64 {
         Failure::Refused(Refusal::Busy) => 2,
         Failure::Refused(Refusal::OutOfRange) => 3,
         Failure::Refused(Refusal::Duplicate) => 5,
+        Failure::Refused(Refusal::NotGranted) => 6,
         _ => 4,
     }
 }
@@ -104,6 +110,7 @@ pub(crate) fn read_nack(arg: u64) -> Failure {
         2 => Failure::Refused(Refusal::Busy),
         3 => Failure::Refused(Refusal::OutOfRange),
         5 => Failure::Refused(Refusal::Duplicate),
+        6 => Failure::Refused(Refusal::NotGranted),
         _ => Failure::Refused(Refusal::Revoked),
     }
 }
@@ -175,7 +182,7 @@ mod tests {
     #[test]
     fn a_header_is_laid_out_as_stated() {
         let bytes = control(Word::Ack, 0x0102, 0x0304, b"123456789");
-        assert_eq!(&bytes[..8], b"PSTK\x01\x00\x07\x00");
+        assert_eq!(&bytes[..8], b"PSTK\x02\x00\x07\x00");
         assert_eq!(&bytes[8..24], [2, 1, 0, 0, 0, 0, 0, 0, 4, 3, 0, 0, 0, 0, 0, 0]);
         assert_eq!(&bytes[24..28], [9, 0, 0, 0]);
         // The check value of CRC-32C (RFC 3720's polynomial) for these nine digits.

@@ -8,15 +8,18 @@ mod choose;
 mod descriptor;
 mod error;
 mod frame;
+mod grants;
 mod memory;
 mod operations;
 mod reference;
 mod scatter;
 mod sockets;
 mod sys;
+mod watch;
 mod wire;
 
 use std::fmt;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 pub use choose::{Choice, NoWay, PassedOver, choose};
@@ -28,6 +31,7 @@ pub use reference::ByReference;
 #[cfg(feature = "nixl")]
 pub use sockets::nixl::{Nixl, NixlSettings, leave_with_nixl};
 pub use sockets::{Memfd, Tcp};
+pub use watch::Watch;
 
 /// Which way of moving bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -172,6 +176,13 @@ pub enum Event {
         /// Which.
         op: OpId,
     },
+    /// What [`Transport::withdraw`] asked for is certain now: nothing lands under this grant any more.
+    Withdrawn {
+        /// Who could write.
+        peer: PeerId,
+        /// Under which number.
+        grant: GrantId,
+    },
 }
 
 /// Whether an operation can still touch memory.
@@ -195,6 +206,8 @@ pub struct Limits {
     pub spans_max: usize,
     /// Peers that this endpoint talks to, and likewise those that talk to it.
     pub peers_max: usize,
+    /// Grants that stand at once. 4,096: a few for each of a thousand requests that arrive.
+    pub grants_max: usize,
     /// How long a connection may owe bytes or an answer to its handshake without a sign of life.
     pub silence_max: Duration,
 }
@@ -206,6 +219,7 @@ impl Default for Limits {
             bytes_max: 1 << 30,
             spans_max: 16_384,
             peers_max: 256,
+            grants_max: 4_096,
             silence_max: Duration::from_secs(30),
         }
     }
@@ -218,8 +232,16 @@ pub struct Setup {
     pub identity: PeerId,
     /// The memory that transfers may touch, here and at the word of any connected peer. At most [`REGIONS_MAX`].
     pub regions: Vec<Region>,
+    /// Nobody reads this memory, and nobody writes to it but under a grant ([`Transport::grant`]).
+    pub is_guarded: bool,
     /// Its bounds.
     pub limits: Limits,
+}
+
+fn check_guarded(is_guarded: bool) -> Result<(), TransportError> {
+    let fault =
+        || TransportError::Unavailable("the endpoint is not guarded, so that its grants would mean nothing".to_owned());
+    if is_guarded { Ok(()) } else { Err(fault()) }
 }
 
 /// Regions one endpoint may register: a pool for each KV group, and some to spare.
@@ -261,6 +283,30 @@ pub trait Transport: Send {
     /// When it is refused; then it has not begun and no event will name it.
     fn start(&mut self, transfer: Transfer) -> Result<(), TransportError>;
 
+    /// Starts a write under a grant of its target. A grant that does not stand, or does not cover all the blocks, ends the operation as
+    /// [`Refusal::NotGranted`], and so does one that is taken back before the end. To a target that is not guarded it is a plain start.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    fn start_under(&mut self, grant: GrantId, transfer: Transfer) -> Result<(), TransportError>;
+
+    /// Lets `peer` write to these blocks of a region here, and to no others, under this number.
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError::Unavailable`] when the endpoint is not guarded; for a region or block that is not there, no block at all, a
+    /// number that is in use, and [`TransportError::Busy`] at the limit of grants.
+    fn grant(&mut self, peer: PeerId, grant: GrantId, region: u16, blocks: &[Range<u32>])
+    -> Result<(), TransportError>;
+
+    /// Takes a grant back: no write begins under it any more. Once this is settled, or [`Event::Withdrawn`] says so, nothing lands under
+    /// it either. One that does not stand is settled.
+    fn withdraw(&mut self, peer: PeerId, grant: GrantId) -> Touch;
+
+    /// Takes all grants back, with an [`Event::Withdrawn`] for each of those that are not settled at once.
+    fn withdraw_all(&mut self) -> Touch;
+
     /// Ends an own operation as [`Failure::Cancelled`], with its event, and says whether it may still write.
     ///
     /// # Errors
@@ -278,6 +324,10 @@ pub trait Transport: Send {
 
     /// Does what can be done, waits for more at most `wait` while nothing has happened, and appends what there is to tell.
     fn poll(&mut self, wait: Duration, events: &mut Vec<Event>);
+
+    /// Adds what this endpoint waits for, so that one thread can wait for several of them: after [`Watch::wait`] each is polled. To be
+    /// asked anew for each wait, with no call of the endpoint in between.
+    fn watch(&mut self, watch: &mut Watch);
 
     /// Closes the connection to a peer; its running operations end as with a loss.
     fn disconnect(&mut self, peer: PeerId);

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::error::TransportError;
-use crate::sys;
+use crate::sys::{self, Source};
 
 /// Bytes at a fixed address that others may write while they are held here.
 ///
@@ -146,12 +146,17 @@ pub(crate) struct Mapping {
 
 impl Mapping {
     fn anonymous(bytes: usize) -> io::Result<Self> {
-        Ok(Self { base: sys::map(bytes, None)?, bytes, memfd: None })
+        Ok(Self { base: sys::map(bytes, Source::Fresh)?, bytes, memfd: None })
     }
 
     /// Maps the first `bytes` of a memfd, which must be sealed at no less than that length.
     pub(crate) fn of_memfd(memfd: OwnedFd, bytes: usize) -> io::Result<Self> {
-        Ok(Self { base: sys::map(bytes, Some(memfd.as_fd()))?, bytes, memfd: Some(memfd) })
+        Ok(Self { base: sys::map(bytes, Source::Shared(memfd.as_fd()))?, bytes, memfd: Some(memfd) })
+    }
+
+    /// The same, only to read. A region over it must be the source of copies and nothing else.
+    pub(crate) fn of_memfd_to_read(memfd: OwnedFd, bytes: usize) -> io::Result<Self> {
+        Ok(Self { base: sys::map(bytes, Source::ToRead(memfd.as_fd()))?, bytes, memfd: Some(memfd) })
     }
 }
 

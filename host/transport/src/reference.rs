@@ -1,16 +1,16 @@
 //! How do bytes move when both memories are in this process? The end that starts an operation copies them, a piece at a time.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use crate::grants::Grants;
 use crate::operations::Operations;
-use crate::scatter::{self, Run, Scatter, copy};
+use crate::scatter::{Run, Scatter, copy};
 use crate::{
     Address, Descriptor, Direction, Event, Failure, Gone, GrantId, Kind, OpId, PeerId, Refusal, Region, Setup, Touch,
-    Transfer, Transport, TransportError,
+    Transfer, Transport, TransportError, Watch, check_guarded,
 };
 
 /// Bytes copied while the target's gate is held: about a hundred microseconds, for which `revoke` may have to wait.
@@ -37,8 +37,6 @@ struct Registry {
 struct Shared {
     descriptor: Descriptor,
     regions: Vec<Region>,
-    /// Writes need a grant.
-    is_guarded: bool,
     gate: Mutex<Gate>,
     /// Something has landed, or somebody has left.
     news: Condvar,
@@ -51,22 +49,15 @@ struct Gate {
     landed: VecDeque<(PeerId, OpId, u64)>,
     revoked: BTreeSet<(PeerId, OpId)>,
     revoked_order: VecDeque<(PeerId, OpId)>,
-    /// Who may write where, by grant: runs of blocks of a region, in order.
-    grants: BTreeMap<(PeerId, GrantId), (u16, Vec<Run>)>,
+    /// Who may write where, where the endpoint is guarded.
+    grants: Grants,
     left: Vec<PeerId>,
 }
 
 impl Gate {
     /// Is all that an operation writes to granted to whoever writes, still?
     fn allows(&self, from: PeerId, copying: &Copying) -> bool {
-        let granted = copying.grant.and_then(|grant| self.grants.get(&(from, grant)));
-        let Some((_, runs)) = granted.filter(|(region, _)| *region == copying.target.0) else { return false };
-        copying.target.1.iter().all(|run| {
-            let behind = runs.partition_point(|granted| granted.first <= run.first);
-            let before = behind.checked_sub(1).map(|at| &runs[at]);
-            let end = |run: &Run| u64::from(run.first) + u64::from(run.blocks);
-            before.is_some_and(|granted| end(granted) >= end(run))
-        })
+        copying.grant.is_some_and(|grant| self.grants.allow(from, grant, copying.target.0, &copying.target.1))
     }
 }
 
@@ -112,26 +103,12 @@ impl ByReference {
     ///
     /// For a setup without regions or with too many.
     pub fn new(setup: Setup) -> Result<Self, TransportError> {
-        Self::open(setup, false)
-    }
-
-    /// The same, but nobody may write to its memory except to blocks that it grants.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::new`].
-    pub fn guarded(setup: Setup) -> Result<Self, TransportError> {
-        Self::open(setup, true)
-    }
-
-    fn open(setup: Setup, is_guarded: bool) -> Result<Self, TransportError> {
         let mut registry = registry();
         let number = registry.next;
-        let descriptor = Descriptor::new(setup.identity, Address::Reference(number), &setup.regions)?;
+        let descriptor = Descriptor::new(&setup, Address::Reference(number))?;
         let shared = Arc::new(Shared {
             descriptor,
             regions: setup.regions.clone(),
-            is_guarded,
             gate: Mutex::default(),
             news: Condvar::new(),
         });
@@ -140,59 +117,6 @@ impl ByReference {
         let operations = Operations::new(setup.limits);
         let (peers, copies) = (BTreeMap::new(), VecDeque::new());
         Ok(Self { number, shared, setup, peers, operations, copies, untold: Vec::new() })
-    }
-
-    /// Lets `peer` write to these blocks of a region here, and to no others, with [`Self::start_under`] this grant.
-    ///
-    /// # Errors
-    ///
-    /// For a region or block that is not there, and a number that is in use.
-    pub fn grant(
-        &mut self,
-        peer: PeerId,
-        grant: GrantId,
-        region: u16,
-        blocks: impl IntoIterator<Item = Range<u32>>,
-    ) -> Result<(), TransportError> {
-        let there = self.shared.regions.get(usize::from(region)).ok_or(TransportError::UnknownRegion(region))?;
-        let run = |blocks: Range<u32>| Run { first: blocks.start, blocks: blocks.end.saturating_sub(blocks.start) };
-        let mut runs: Vec<Run> = blocks.into_iter().map(run).collect();
-        runs.iter().try_for_each(|run| scatter::check(*run, there.blocks()))?;
-        runs.sort_unstable_by_key(|run| run.first);
-        // Neighbours are one run, so that a write over both is looked up as one.
-        runs.dedup_by(|next, last| {
-            let joins = last.first.saturating_add(last.blocks) == next.first;
-            if joins {
-                last.blocks += next.blocks;
-            }
-            joins
-        });
-        match self.shared.gate().grants.entry((peer, grant)) {
-            Entry::Occupied(_) => Err(TransportError::Duplicate(OpId(grant.0))),
-            Entry::Vacant(entry) => {
-                entry.insert((region, runs));
-                Ok(())
-            }
-        }
-    }
-
-    /// Takes a grant back. Once this returns nobody writes under it: whoever copies holds the gate for a piece at a time.
-    pub fn withdraw(&mut self, peer: PeerId, grant: GrantId) {
-        self.shared.gate().grants.remove(&(peer, grant));
-    }
-
-    /// Takes all grants back, as [`Self::withdraw`].
-    pub fn withdraw_all(&mut self) {
-        self.shared.gate().grants.clear();
-    }
-
-    /// Starts a write as [`Transport::start`] does, under a grant of its target.
-    ///
-    /// # Errors
-    ///
-    /// As [`Transport::start`]. A grant that is not there, or does not cover the blocks, ends the operation.
-    pub fn start_under(&mut self, grant: GrantId, transfer: Transfer) -> Result<(), TransportError> {
-        self.begin(transfer, Some(grant))
     }
 
     fn begin(&mut self, transfer: Transfer, grant: Option<GrantId>) -> Result<(), TransportError> {
@@ -240,7 +164,8 @@ impl ByReference {
                 moved = true;
                 continue;
             }
-            if is_write && peer.is_guarded && !gate.allows(me, &copying) {
+            // Nobody reads a guarded memory, and nobody writes to it but under a grant.
+            if peer.descriptor.is_guarded && !(is_write && gate.allows(me, &copying)) {
                 drop(gate);
                 let failure = Failure::Refused(Refusal::NotGranted);
                 self.operations.end(copying.op, Err(failure), Touch::Settled, events);
@@ -344,6 +269,33 @@ impl Transport for ByReference {
         self.begin(transfer, None)
     }
 
+    fn start_under(&mut self, grant: GrantId, transfer: Transfer) -> Result<(), TransportError> {
+        self.begin(transfer, Some(grant))
+    }
+
+    fn grant(
+        &mut self,
+        peer: PeerId,
+        grant: GrantId,
+        region: u16,
+        blocks: &[Range<u32>],
+    ) -> Result<(), TransportError> {
+        check_guarded(self.setup.is_guarded)?;
+        let Setup { regions, limits, .. } = &self.setup;
+        self.shared.gate().grants.insert((peer, grant), (region, blocks), regions, limits)
+    }
+
+    fn withdraw(&mut self, peer: PeerId, grant: GrantId) -> Touch {
+        // Whoever copies holds the gate for a piece at a time, and looks at the grant before each.
+        self.shared.gate().grants.remove(peer, grant);
+        Touch::Settled
+    }
+
+    fn withdraw_all(&mut self) -> Touch {
+        self.shared.gate().grants = Grants::default();
+        Touch::Settled
+    }
+
     fn cancel(&mut self, op: OpId) -> Result<Touch, TransportError> {
         let _known = self.operations.state(op).ok_or(TransportError::UnknownOperation(op))?;
         self.copies.retain(|copying| copying.op != op);
@@ -386,6 +338,20 @@ impl Transport for ByReference {
                     drop(self.shared.news.wait_timeout(gate, NAP.min(until - now)));
                 }
             }
+        }
+    }
+
+    fn watch(&mut self, watch: &mut Watch) {
+        if !self.untold.is_empty() || !self.shared.gate().landed.is_empty() {
+            watch.at_most(Duration::ZERO);
+        } else if !self.copies.is_empty() {
+            // The next piece can be copied at once, but for a peer that has no room for the news.
+            let is_closed_or_full = |shared: &Arc<Shared>| {
+                let gate = shared.gate();
+                gate.is_closed || gate.landed.len() >= INBOX_MAX
+            };
+            let is_stuck = |copying: &Copying| self.peers.get(&copying.peer).is_none_or(is_closed_or_full);
+            watch.at_most(if self.copies.iter().all(is_stuck) { NAP } else { Duration::ZERO });
         }
     }
 

@@ -51,6 +51,11 @@ impl Scatter {
         &self.region
     }
 
+    /// Its runs, in order.
+    pub(crate) fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
     /// Length of the row.
     pub(crate) fn bytes(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)

@@ -41,14 +41,27 @@ pub(crate) fn is_sealed_at(memfd: BorrowedFd<'_>, bytes: usize) -> io::Result<bo
     Ok(seals & libc::F_SEAL_SHRINK != 0 && length >= bytes as u64)
 }
 
-/// Maps `bytes` for reading and writing: of `memfd` and shared, or fresh and private.
-pub(crate) fn map(bytes: usize, memfd: Option<BorrowedFd<'_>>) -> io::Result<NonNull<u8>> {
-    let (flags, fd) = match memfd {
-        Some(memfd) => (libc::MAP_SHARED, memfd.as_raw_fd()),
-        None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+/// What is mapped, and what for.
+#[derive(Clone, Copy)]
+pub(crate) enum Source<'a> {
+    /// Fresh and private, to read and write.
+    Fresh,
+    /// Shared, to read and write.
+    Shared(BorrowedFd<'a>),
+    /// Shared, to read.
+    ToRead(BorrowedFd<'a>),
+}
+
+/// Maps `bytes`.
+pub(crate) fn map(bytes: usize, source: Source<'_>) -> io::Result<NonNull<u8>> {
+    let both = libc::PROT_READ | libc::PROT_WRITE;
+    let (protection, flags, fd) = match source {
+        Source::Fresh => (both, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+        Source::Shared(memfd) => (both, libc::MAP_SHARED, memfd.as_raw_fd()),
+        Source::ToRead(memfd) => (libc::PROT_READ, libc::MAP_SHARED, memfd.as_raw_fd()),
     };
     // SAFETY: no address is asked for, so no mapping of ours is replaced.
-    let base = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+    let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, fd, 0) };
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }

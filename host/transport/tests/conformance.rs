@@ -428,7 +428,7 @@ fn descriptors_of_another_kind_or_version_are_refused() {
         let mut bytes = end(kind, B, 64, 4, Limits::default()).transport.descriptor().encode();
         bytes[4] = 99;
         let error = here.transport.connect(&bytes).unwrap_err();
-        assert!(matches!(error, TransportError::Version { ours: 1, theirs: 99 }), "{kind}");
+        assert!(matches!(error, TransportError::Version { ours: 2, theirs: 99 }), "{kind}");
         assert!(matches!(here.transport.connect(b"nonsense"), Err(TransportError::Descriptor(_))), "{kind}");
     }
 }

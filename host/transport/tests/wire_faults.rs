@@ -1,6 +1,7 @@
 //! What TCP does about damage on the way, and about peers that say what they should not.
 
 #![allow(clippy::unwrap_used, reason = "test code outside test functions")]
+#![allow(clippy::single_range_in_vec_init, reason = "a grant is a list of runs, and often of one")]
 
 mod world;
 
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use penstock_transport::{Address, Descriptor, Event, Failure, Gone, Kind, Limits, OpId, Transfer};
+use penstock_transport::{Address, Descriptor, Event, Failure, Gone, GrantId, Kind, Limits, OpId, PeerId, Transfer};
 use world::*;
 
 #[derive(Clone, Copy)]
@@ -177,11 +178,14 @@ fn frame(version: u16, word: u8, op: u64, arg: u64, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
+const VERSION: u16 = 2;
 const HELLO: u8 = 1;
 const REJECT: u8 = 3;
 const OPEN: u8 = 4;
 const DATA: u8 = 6;
+const ACK: u8 = 7;
 const NACK: u8 = 8;
+const OPEN_UNDER: u8 = 15;
 
 /// A peer by hand.
 struct Raw {
@@ -203,7 +207,7 @@ impl Raw {
         for number in [77, 1, target.identity.endpoint, target.identity.epoch] {
             payload.extend_from_slice(&u64::to_le_bytes(number));
         }
-        raw.says(&frame(1, HELLO, 0, 0, &payload));
+        raw.says(&frame(VERSION, HELLO, 0, 0, &payload));
         assert_eq!(raw.hears(here, 36 + 13).expect("it is welcomed")[6], 2);
         raw
     }
@@ -243,14 +247,14 @@ fn number(bytes: &[u8]) -> u64 {
 fn a_peer_of_another_version_is_told_ours() {
     let mut here = end(Kind::Tcp, B, 64, 4, Limits::default());
     let mut raw = Raw::new(&here.transport.descriptor());
-    raw.says(&frame(2, HELLO, 0, 0, &[0; 48]));
+    raw.says(&frame(1, HELLO, 0, 0, &[0; 48]));
     // It goes on talking and listens late: what it said must not cost it the answer.
     raw.says(&[0; 50_000]);
     for _ in 0..50 {
         here.transport.poll(Duration::from_millis(1), &mut here.events);
     }
     let answer = raw.hears(&mut here, 36).expect("it is told");
-    assert_eq!((answer[6], number(&answer[8..16]), number(&answer[16..24])), (REJECT, 1, 1));
+    assert_eq!((answer[6], number(&answer[8..16]), number(&answer[16..24])), (REJECT, 2, 1));
     assert!(raw.is_closed_on(&mut here));
 }
 
@@ -265,7 +269,7 @@ fn a_listener_of_another_version_is_understood() {
     let (mut stream, _) = listener.accept().unwrap();
     stream.write_all(&frame(9, REJECT, 9, 1, &[])).unwrap();
     let start = std::time::Instant::now();
-    let lost = Event::Lost { peer: B, why: Gone::Version { ours: 1, theirs: 9 } };
+    let lost = Event::Lost { peer: B, why: Gone::Version { ours: 2, theirs: 9 } };
     while !here.events.contains(&lost) {
         assert!(start.elapsed() < PATIENCE, "{:?}", here.events);
         here.transport.poll(Duration::from_millis(1), &mut here.events);
@@ -284,10 +288,10 @@ fn strangers_do_no_harm() {
     let mut silent = Raw::new(&target);
     assert!(silent.is_closed_on(&mut pair.b));
     let mut half = Raw::new(&target);
-    half.says(&frame(1, HELLO, 0, 0, &[0; 48])[..50]);
+    half.says(&frame(VERSION, HELLO, 0, 0, &[0; 48])[..50]);
     assert!(half.is_closed_on(&mut pair.b));
     let mut rude = Raw::new(&target);
-    rude.says(&frame(1, OPEN, 1, 0, &[0; 8]));
+    rude.says(&frame(VERSION, OPEN, 1, 0, &[0; 8]));
     assert!(rude.is_closed_on(&mut pair.b));
     assert_eq!(pair.run(write(1, vec![span(0, 0, 4)])), Ok(()));
 }
@@ -310,30 +314,68 @@ fn what_a_peer_must_not_do_is_refused_by_the_receiver_itself() {
         (heard[6], number(&heard[8..16]), number(&heard[16..24]))
     };
     // Region, block, no block at all, an overlap, half a run: 3 is "out of range".
-    assert_eq!(answer(&frame(1, OPEN, 1, 7, &runs(&[(0, 1)]))), (NACK, 1, 3));
-    assert_eq!(answer(&frame(1, OPEN, 2, 0, &runs(&[(3, 2)]))), (NACK, 2, 3));
-    assert_eq!(answer(&frame(1, OPEN, 3, 0, &runs(&[(u32::MAX, u32::MAX)]))), (NACK, 3, 3));
-    assert_eq!(answer(&frame(1, OPEN, 4, 0, &runs(&[(0, 0)]))), (NACK, 4, 3));
-    assert_eq!(answer(&frame(1, OPEN, 5, 0, &[])), (NACK, 5, 3));
-    assert_eq!(answer(&frame(1, OPEN, 6, 0, &runs(&[(0, 2), (1, 1)]))), (NACK, 6, 3));
-    assert_eq!(answer(&frame(1, OPEN, 7, 0, &[0, 0, 0, 0, 1])), (NACK, 7, 3));
+    assert_eq!(answer(&frame(VERSION, OPEN, 1, 7, &runs(&[(0, 1)]))), (NACK, 1, 3));
+    assert_eq!(answer(&frame(VERSION, OPEN, 2, 0, &runs(&[(3, 2)]))), (NACK, 2, 3));
+    assert_eq!(answer(&frame(VERSION, OPEN, 3, 0, &runs(&[(u32::MAX, u32::MAX)]))), (NACK, 3, 3));
+    assert_eq!(answer(&frame(VERSION, OPEN, 4, 0, &runs(&[(0, 0)]))), (NACK, 4, 3));
+    assert_eq!(answer(&frame(VERSION, OPEN, 5, 0, &[])), (NACK, 5, 3));
+    assert_eq!(answer(&frame(VERSION, OPEN, 6, 0, &runs(&[(0, 2), (1, 1)]))), (NACK, 6, 3));
+    assert_eq!(answer(&frame(VERSION, OPEN, 7, 0, &[0, 0, 0, 0, 1])), (NACK, 7, 3));
     // Two may be open; the third is one too many (2), and an open one cannot be opened again (5).
-    let mut two = frame(1, OPEN, 8, 0, &runs(&[(0, 1)]));
-    two.extend(frame(1, OPEN, 9, 0, &runs(&[(1, 1)])));
-    two.extend(frame(1, OPEN, 10, 0, &runs(&[(2, 1)])));
+    let mut two = frame(VERSION, OPEN, 8, 0, &runs(&[(0, 1)]));
+    two.extend(frame(VERSION, OPEN, 9, 0, &runs(&[(1, 1)])));
+    two.extend(frame(VERSION, OPEN, 10, 0, &runs(&[(2, 1)])));
     assert_eq!(answer(&two), (NACK, 10, 2));
-    assert_eq!(answer(&frame(1, OPEN, 8, 0, &runs(&[(0, 1)]))), (NACK, 8, 5));
+    assert_eq!(answer(&frame(VERSION, OPEN, 8, 0, &runs(&[(0, 1)]))), (NACK, 8, 5));
     // Bytes for what was refused are thrown away.
-    raw.says(&frame(1, DATA, 10, 0, &[9; 64]));
+    raw.says(&frame(VERSION, DATA, 10, 0, &[9; 64]));
     // A chunk that does not follow, or reaches too far, ends it all.
-    raw.says(&frame(1, DATA, 8, 32, &[9; 32]));
+    raw.says(&frame(VERSION, DATA, 8, 32, &[9; 32]));
     assert!(raw.is_closed_on(&mut here));
     let mut raw = Raw::greeted(&mut here);
-    raw.says(&frame(1, OPEN, 8, 0, &runs(&[(0, 1)])));
-    raw.says(&frame(1, DATA, 8, 0, &[9; 65]));
+    raw.says(&frame(VERSION, OPEN, 8, 0, &runs(&[(0, 1)])));
+    raw.says(&frame(VERSION, DATA, 8, 0, &[9; 65]));
     assert!(raw.is_closed_on(&mut here));
     assert_same("nothing was written", &content(&here.region), &before);
     assert!(!here.events.iter().any(|event| matches!(event, Event::Landed { .. })));
+}
+
+#[test]
+fn words_about_grants_that_make_no_sense_move_nothing() {
+    let mut here = guarded_end(Kind::Tcp, B, 64, 4, Limits::default());
+    let before = fill(&here.region, &mut Random(2));
+    here.transport.grant(PeerId { endpoint: 77, epoch: 1 }, GrantId(5), 0, &[1..3]).unwrap();
+    let mut raw = Raw::greeted(&mut here);
+    let under = |grant: u64, count: u32, runs: &[u32]| {
+        let mut payload = grant.to_le_bytes().to_vec();
+        payload.extend_from_slice(&count.to_le_bytes());
+        payload.extend(runs.iter().flat_map(|number| number.to_le_bytes()));
+        payload
+    };
+    let mut answer = |bytes: &[u8]| {
+        raw.says(bytes);
+        let heard = raw.hears(&mut here, 36).expect("it is answered");
+        (heard[6], number(&heard[8..16]), number(&heard[16..24]))
+    };
+    // 3 is "out of range", 6 "not granted".
+    let open = |op, payload: &[u8]| frame(VERSION, OPEN_UNDER, op, 0, payload);
+    assert_eq!(answer(&open(1, &[])), (NACK, 1, 3));
+    assert_eq!(answer(&open(2, &under(5, 1, &[1])[..])), (NACK, 2, 3));
+    assert_eq!(answer(&open(3, &under(5, 2, &[1, 1]))), (NACK, 3, 3), "another number of runs than said");
+    assert_eq!(answer(&open(4, &under(5, 1, &[1, 1, 0]))), (NACK, 4, 3), "something after them");
+    assert_eq!(answer(&open(5, &under(5, 2, &[1, 2, 2, 1]))), (NACK, 5, 3), "a block twice");
+    assert_eq!(answer(&open(6, &under(5, 0, &[]))), (NACK, 6, 3), "nothing");
+    assert_eq!(answer(&open(7, &under(5, 1, &[2, u32::MAX]))), (NACK, 7, 6));
+    assert_eq!(answer(&open(8, &under(6, 1, &[1, 1]))), (NACK, 8, 6));
+    assert_eq!(answer(&frame(VERSION, OPEN, 9, 0, &under(5, 1, &[])[..8])), (NACK, 9, 6), "no grant is named");
+    // Bytes that follow are thrown away.
+    raw.says(&frame(VERSION, DATA, 8, 0, &[9; 64]));
+    raw.says(&open(10, &under(5, 1, &[1, 1])));
+    raw.says(&frame(VERSION, DATA, 10, 0, &[9; 64]));
+    assert_eq!(raw.hears(&mut here, 36).expect("it is answered")[6], ACK);
+    let mut wanted = before;
+    wanted[64..128].fill(9);
+    assert_same("what was granted, and nothing else", &content(&here.region), &wanted);
 }
 
 #[test]
@@ -341,7 +383,7 @@ fn a_peer_that_asks_without_listening_is_not_heard_until_it_does() {
     let mut here = end(Kind::Tcp, B, 64, 4, Limits::default());
     let mut raw = Raw::greeted(&mut here);
     // Each is answered by 36 bytes that nobody reads. Both ends' sockets fill up; then nothing is taken in any more.
-    let cancel = frame(1, 9, 1, 0, &[]).repeat(1_000);
+    let cancel = frame(VERSION, 9, 1, 0, &[]).repeat(1_000);
     let mut accepted = 0_u64;
     let mut idle = 0;
     while idle < 500 {

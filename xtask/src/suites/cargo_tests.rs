@@ -38,7 +38,18 @@ pub fn nixl(setting: &Setting) -> Result<Counts> {
     };
     let mut command = cargo(&setting.root, &["test", "--no-fail-fast", "--profile", serve::PROFILE]);
     command.args(["--package", "penstock-transport", "--features", "nixl", "--lib"]);
-    command.args(["--test", "conformance", "--test", "fence", "--test", "processes"]);
+    command.args([
+        "--test",
+        "conformance",
+        "--test",
+        "fence",
+        "--test",
+        "grants",
+        "--test",
+        "grants_far",
+        "--test",
+        "processes",
+    ]);
     // One after the other: they share one library, and each moves some hundred MiB.
     command.args(["--", "--show-output", "--test-threads", "1"]).envs(environment);
     // One test runs this one in a process of its own.

@@ -146,7 +146,8 @@ impl MoverLoop {
                     MoverWake::Order { me, order } => self.obey(me, order),
                     MoverWake::Landed(landed) => self.landed(landed),
                     MoverWake::Reset(epoch) => {
-                        self.transport.withdraw_all();
+                        // By reference it is certain at once.
+                        let _ = self.transport.withdraw_all();
                         self.sent.clear();
                         self.received.clear();
                         self.order.clear();
@@ -198,7 +199,7 @@ impl MoverLoop {
             MoverOrder::Fence(transfer) => {
                 if let Some(received) = self.received.get_mut(&transfer) {
                     received.fenced = true;
-                    self.transport.withdraw(endpoint(received.from), GrantId(transfer.0));
+                    let _ = self.transport.withdraw(endpoint(received.from), GrantId(transfer.0));
                 }
                 self.tell(say(HandoffInput::Fenced(transfer)));
             }
@@ -318,8 +319,8 @@ impl MoverLoop {
 
     fn grant(&mut self, transfer: TransferId, from: Peer, grid: Grid, blocks: Arc<[BlockRef]>) {
         let layers = self.layers;
-        let runs = blocks.iter().map(|block| block.index * layers..(block.index + 1) * layers);
-        if let Err(error) = self.transport.grant(endpoint(from), GrantId(transfer.0), 0, runs) {
+        let runs: Vec<_> = blocks.iter().map(|block| block.index * layers..(block.index + 1) * layers).collect();
+        if let Err(error) = self.transport.grant(endpoint(from), GrantId(transfer.0), 0, &runs) {
             // Then nothing lands, and the hand-off falls back.
             tracing::error!(replica = self.replica.0, transfer = transfer.0, %error, "blocks cannot be granted");
             return;
@@ -327,7 +328,7 @@ impl MoverLoop {
         while self.order.len() >= RECEIVED_MAX {
             let Some(oldest) = self.order.pop_front() else { break };
             if let Some(received) = self.received.remove(&oldest) {
-                self.transport.withdraw(endpoint(received.from), GrantId(oldest.0));
+                let _ = self.transport.withdraw(endpoint(received.from), GrantId(oldest.0));
             }
         }
         self.order.push_back(transfer);

@@ -88,7 +88,7 @@ pub(crate) fn prepare(
         let region = bytes::region(&kv, config.blocks).map_err(|_| missing)?;
         let identity = PeerId { endpoint: u64::from(config.replica.0), epoch: 1 };
         let limits = Limits::default();
-        let end = ByReference::guarded(Setup { identity, regions: vec![region.clone()], limits });
+        let end = ByReference::new(Setup { identity, regions: vec![region.clone()], is_guarded: true, limits });
         ends.push((end.map_err(|_| missing)?, region, kv.layers));
     }
     let peers: Arc<[Vec<u8>]> = ends.iter().map(|(end, ..)| end.descriptor().encode()).collect();

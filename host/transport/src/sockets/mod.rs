@@ -7,8 +7,9 @@ mod listener;
 mod outbound;
 mod posting;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -18,10 +19,11 @@ use self::listener::Listener;
 use self::outbound::Outbound;
 use self::posting::{Drifting, Poster};
 use crate::frame::Denial;
+use crate::grants::Grants;
 use crate::operations::Operations;
 use crate::{
-    Address, Descriptor, Event, Failure, Gone, Kind, Limits, OpId, PeerId, Region, Setup, Touch, Transfer, Transport,
-    TransportError, sys,
+    Address, Descriptor, Event, Failure, Gone, GrantId, Kind, Limits, OpId, PeerId, Refusal, Region, Setup, Touch,
+    Transfer, Transport, TransportError, Watch, check_guarded,
 };
 
 /// Peers that are told "no" at the same time; further ones wait in the system's queue.
@@ -34,6 +36,8 @@ pub(crate) enum Carriage {
     Stream,
     /// The operation's own endpoint, in memory that both have mapped.
     Mapped,
+    /// The receiver, whose endpoint is guarded, out of memory of the writer that it has mapped to read.
+    Pulled,
     /// A library, by requests that the operation's own endpoint posts.
     Posted,
 }
@@ -100,6 +104,9 @@ struct Endpoint {
     outbound: BTreeMap<PeerId, Outbound>,
     operations: Operations,
     revoked: Revocations,
+    grants: Grants,
+    /// Grants that were taken back while a peer had leave to write under them and has not said that it stopped.
+    withdrawing: BTreeSet<(PeerId, GrantId)>,
     /// Requests whose connections are gone. Each is part of an operation that has not settled, or of a write to a peer that has gone.
     drifting: Vec<Drifting>,
     /// Who moves the bytes, where that is a library. Dropped after all requests.
@@ -112,8 +119,9 @@ struct Endpoint {
 
 impl Endpoint {
     fn new(setup: Setup, carriage: Carriage, listener: Listener, address: Address) -> Result<Self, TransportError> {
-        let Setup { identity, regions, limits } = setup;
-        let descriptor = Descriptor::new(identity, address, &regions)?;
+        let descriptor = Descriptor::new(&setup, address)?;
+        let Setup { regions, limits, is_guarded, .. } = setup;
+        let carriage = if carriage == Carriage::Mapped && is_guarded { Carriage::Pulled } else { carriage };
         Ok(Self {
             grounds: Grounds { carriage, descriptor, regions, limits },
             listener,
@@ -121,6 +129,8 @@ impl Endpoint {
             outbound: BTreeMap::new(),
             operations: Operations::new(limits),
             revoked: Revocations::default(),
+            grants: Grants::default(),
+            withdrawing: BTreeSet::new(),
             poster: None,
             drifting: Vec::new(),
             idle_turns: 0,
@@ -140,7 +150,7 @@ impl Endpoint {
         if self.outbound.len() >= self.grounds.limits.peers_max {
             return Err(TransportError::Busy { what: "peers", limit: self.grounds.limits.peers_max as u64 });
         }
-        match Outbound::dial(target) {
+        match Outbound::dial(target, self.grounds.carriage) {
             Ok(outbound) => {
                 self.outbound.insert(peer, outbound);
             }
@@ -152,11 +162,11 @@ impl Endpoint {
         Ok(peer)
     }
 
-    fn start(&mut self, transfer: &Transfer) -> Result<(), TransportError> {
+    fn start(&mut self, transfer: &Transfer, grant: Option<GrantId>) -> Result<(), TransportError> {
         let outbound = self.outbound.get_mut(&transfer.peer).filter(|outbound| outbound.is_up());
         let outbound = outbound.ok_or(TransportError::NotConnected(transfer.peer))?;
         let admitted = self.operations.admit(transfer, &self.grounds.regions, &outbound.target().regions)?;
-        outbound.start(transfer, admitted, self.grounds.carriage).inspect_err(|_| self.operations.forget(transfer.op))
+        outbound.start(transfer, grant, admitted).inspect_err(|_| self.operations.forget(transfer.op))
     }
 
     fn cancel(&mut self, op: OpId, why: Failure) -> Result<Touch, TransportError> {
@@ -165,7 +175,7 @@ impl Endpoint {
             return Ok(touch);
         }
         let outbound = self.outbound.get_mut(&peer);
-        let touch = outbound.map_or(Touch::Settled, |outbound| outbound.cancel(op, self.grounds.carriage));
+        let touch = outbound.map_or(Touch::Settled, |outbound| outbound.cancel(op));
         self.operations.end(op, Err(why), touch, &mut self.untold);
         Ok(touch)
     }
@@ -173,8 +183,42 @@ impl Endpoint {
     fn revoke(&mut self, peer: PeerId, op: OpId) -> Touch {
         self.revoked.insert(peer, op);
         let connections = self.inbound.iter_mut().filter(|inbound| inbound.peer == Some(peer));
-        let touches = connections.map(|inbound| inbound.revoke(op));
-        touches.fold(Touch::Settled, |all, one| if one == Touch::Settled { all } else { one })
+        let touches = connections.map(|inbound| inbound.revoke(op, Refusal::Revoked));
+        touches.fold(Touch::Settled, worst)
+    }
+
+    fn grant(
+        &mut self,
+        peer: PeerId,
+        grant: GrantId,
+        region: u16,
+        blocks: &[Range<u32>],
+    ) -> Result<(), TransportError> {
+        let Grounds { descriptor, regions, limits, .. } = &self.grounds;
+        check_guarded(descriptor.is_guarded)?;
+        if self.withdrawing.contains(&(peer, grant)) {
+            return Err(TransportError::Duplicate(OpId(grant.0)));
+        }
+        self.grants.insert((peer, grant), (region, blocks), regions, limits)
+    }
+
+    fn withdraw(&mut self, peer: PeerId, grant: GrantId) -> Touch {
+        if !self.grants.remove(peer, grant) {
+            let is_pending = self.withdrawing.contains(&(peer, grant));
+            return if is_pending { Touch::Quarantined } else { Touch::Settled };
+        }
+        let connections = self.inbound.iter_mut().filter(|inbound| inbound.peer == Some(peer));
+        let touch = connections.map(|inbound| inbound.withdraw(grant)).fold(Touch::Settled, worst);
+        if touch == Touch::Quarantined {
+            self.withdrawing.insert((peer, grant));
+        }
+        touch
+    }
+
+    fn withdraw_all(&mut self) -> Touch {
+        let grants = self.grants.all();
+        let first = if self.withdrawing.is_empty() { Touch::Settled } else { Touch::Quarantined };
+        grants.into_iter().map(|(peer, grant)| self.withdraw(peer, grant)).fold(first, worst)
     }
 
     fn poll(&mut self, wait: Duration, events: &mut Vec<Event>) {
@@ -185,13 +229,16 @@ impl Endpoint {
             let moved = self.turn(events);
             events.append(&mut self.untold);
             let now = Instant::now();
+            if moved {
+                self.idle_turns = 0;
+            }
             if events.len() > before || now >= until {
                 return;
             }
-            if moved {
-                self.idle_turns = 0;
-            } else {
-                self.rest(until, now);
+            if !moved {
+                let mut watch = Watch::new(until.saturating_duration_since(now));
+                self.watch(&mut watch);
+                watch.wait();
             }
         }
     }
@@ -243,7 +290,7 @@ impl Endpoint {
         let mut gone = Vec::new();
         for mut inbound in std::mem::take(&mut self.inbound) {
             let was_unknown = inbound.peer.is_none();
-            let heard = inbound.turn(&self.grounds, &self.revoked, events);
+            let heard = inbound.turn(&self.grounds, (&self.revoked, &self.grants), events);
             if let Some(peer) = inbound.peer.filter(|_| was_unknown) {
                 // An endpoint that comes anew has left what it had: its late bytes must find nobody.
                 let is_older = |other: &mut Inbound| other.peer.is_some_and(|older| older.endpoint == peer.endpoint);
@@ -274,6 +321,14 @@ impl Endpoint {
         for inbound in &mut self.inbound {
             inbound.welcome(&self.grounds, self.poster.as_deref_mut());
         }
+        let inbound = &self.inbound;
+        self.withdrawing.retain(|(peer, grant)| {
+            let is_open = inbound.iter().any(|inbound| inbound.peer == Some(*peer) && inbound.may_write_under(*grant));
+            if !is_open {
+                events.push(Event::Withdrawn { peer: *peer, grant: *grant });
+            }
+            is_open
+        });
         moved
     }
 
@@ -320,17 +375,18 @@ impl Endpoint {
         // What the peer itself closed, or never was of this life, writes nothing more; of a peer that is merely out of
         // reach that cannot be known.
         let has_gone = matches!(why, Gone::Closed | Gone::Epoch);
-        if self.grounds.carriage == Carriage::Posted && !has_gone {
+        let carriage = outbound.carriage;
+        if carriage == Carriage::Posted && !has_gone {
             // The peer should know which of its blocks are free, if it is there. What is in flight is not named.
             outbound.take_leave(&self.operations.of_peer(peer));
         }
         let Outbound { link, postings, .. } = outbound;
         let unsettled = postings.abandon(peer, has_gone, &mut self.drifting);
-        let is_over = has_gone || self.grounds.carriage == Carriage::Mapped;
         for op in self.operations.of_peer(peer) {
-            let settled = match self.grounds.carriage {
+            let settled = match carriage {
                 Carriage::Posted => !unsettled.contains(&op),
-                Carriage::Mapped | Carriage::Stream => is_over || link.is_landing(op),
+                Carriage::Mapped => true,
+                Carriage::Stream | Carriage::Pulled => has_gone || link.is_landing(op),
             };
             let touch = if settled { Touch::Settled } else { Touch::Quarantined };
             self.operations.end(op, Err(Failure::PeerGone), touch, events);
@@ -366,32 +422,45 @@ impl Endpoint {
         self.poster.is_some() && (!self.drifting.is_empty() || own() || theirs())
     }
 
-    /// Waits until a socket is ready, a deadline is due or the time is over.
-    fn rest(&mut self, until: Instant, now: Instant) {
-        let until = self.operations.next_deadline().map_or(until, |deadline| deadline.min(until));
+    /// Waits are over when a socket is ready, or a deadline is due.
+    fn watch(&mut self, watch: &mut Watch) {
+        let now = Instant::now();
+        if let Some(deadline) = self.operations.next_deadline() {
+            watch.at_most(deadline.saturating_duration_since(now));
+        }
         // Silence and calls that nobody answers are noticed by the clock: no rest is longer than this.
-        let mut at_most = until.saturating_duration_since(now).min(Duration::from_millis(50));
+        watch.at_most(Duration::from_millis(50));
+        let has_work = |endpoint: &Self| {
+            endpoint.inbound.iter().any(Inbound::has_pulls) || endpoint.outbound.values().any(Outbound::has_copies)
+        };
+        if !self.untold.is_empty() || has_work(self) {
+            watch.at_most(Duration::ZERO);
+        }
         if self.has_requests() {
             // A library that has no descriptor to wait for is asked: at once at first, then less often.
             self.idle_turns = self.idle_turns.saturating_add(1);
-            match self.idle_turns {
-                ..IDLE_SPINS => return std::thread::yield_now(),
-                IDLE_SPINS..NAPS_SHORT => at_most = at_most.min(NAP),
-                NAPS_SHORT.. => at_most = at_most.min(NAP_LONG),
-            }
+            watch.at_most(match self.idle_turns {
+                ..IDLE_SPINS => Duration::ZERO,
+                IDLE_SPINS..NAPS_SHORT => NAP,
+                NAPS_SHORT.. => NAP_LONG,
+            });
         }
-        let mut interests = vec![sys::interest(self.listener.fd(), self.has_room(), false)];
+        watch.interest(self.listener.fd(), self.has_room(), false);
         for inbound in &self.inbound {
             let link = &inbound.link;
-            interests.push(sys::interest(link.stream().fd(), link.wants_to_read(), link.wants_to_write()));
+            watch.interest(link.stream().fd(), link.wants_to_read(), link.wants_to_write());
         }
         for outbound in self.outbound.values() {
             let link = &outbound.link;
             let writes = outbound.is_dialling() || link.wants_to_write();
-            interests.push(sys::interest(link.stream().fd(), link.wants_to_read(), writes));
+            watch.interest(link.stream().fd(), link.wants_to_read(), writes);
         }
-        sys::wait(&mut interests, at_most);
     }
+}
+
+/// What is certain of two things together.
+fn worst(one: Touch, other: Touch) -> Touch {
+    if one == Touch::Settled { other } else { one }
 }
 
 macro_rules! transport {
@@ -410,7 +479,29 @@ macro_rules! transport {
             }
 
             fn start(&mut self, transfer: Transfer) -> Result<(), TransportError> {
-                self.0.start(&transfer)
+                self.0.start(&transfer, None)
+            }
+
+            fn start_under(&mut self, grant: GrantId, transfer: Transfer) -> Result<(), TransportError> {
+                self.0.start(&transfer, Some(grant))
+            }
+
+            fn grant(
+                &mut self,
+                peer: PeerId,
+                grant: GrantId,
+                region: u16,
+                blocks: &[Range<u32>],
+            ) -> Result<(), TransportError> {
+                self.0.grant(peer, grant, region, blocks)
+            }
+
+            fn withdraw(&mut self, peer: PeerId, grant: GrantId) -> Touch {
+                self.0.withdraw(peer, grant)
+            }
+
+            fn withdraw_all(&mut self) -> Touch {
+                self.0.withdraw_all()
             }
 
             fn cancel(&mut self, op: OpId) -> Result<Touch, TransportError> {
@@ -423,6 +514,10 @@ macro_rules! transport {
 
             fn poll(&mut self, wait: Duration, events: &mut Vec<Event>) {
                 self.0.poll(wait, events);
+            }
+
+            fn watch(&mut self, watch: &mut Watch) {
+                self.0.watch(watch);
             }
 
             fn disconnect(&mut self, peer: PeerId) {

@@ -1,18 +1,23 @@
 //! A peer that this endpoint has connected to: own operations run here.
 
 use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::link::{Arrived, Link};
 use super::posting::{Poster, Postings};
 use super::{Carriage, Grounds, listener};
-use crate::descriptor::get_regions;
+use crate::descriptor::{get_regions, put_regions};
 use crate::frame::{Denial, Word, read_nack};
 use crate::memory::Mapping;
 use crate::operations::{Admitted, Operations};
-use crate::scatter::{Scatter, copy};
+use crate::scatter::{Run, Scatter, copy};
 use crate::wire::Reader;
-use crate::{Descriptor, Direction, Event, Failure, Gone, OpId, Refusal, Region, Touch, Transfer, TransportError, sys};
+use crate::{
+    Descriptor, Direction, Event, Failure, Gone, GrantId, Layout, OpId, Region, Touch, Transfer, TransportError, sys,
+};
 
 /// Longest card of a peer: a few hundred bytes for each device it has.
 const CARD_BYTES_MAX: usize = 64 * 1024;
@@ -42,6 +47,8 @@ struct Copying {
 pub(crate) struct Outbound {
     pub(crate) link: Link,
     target: Descriptor,
+    /// Who carries the bytes.
+    pub(crate) carriage: Carriage,
     state: State,
     since: Instant,
     /// The peer's regions, mapped; empty over TCP.
@@ -53,12 +60,18 @@ pub(crate) struct Outbound {
 }
 
 impl Outbound {
-    pub(crate) fn dial(target: Descriptor) -> Result<Self, TransportError> {
+    pub(crate) fn dial(target: Descriptor, own: Carriage) -> Result<Self, TransportError> {
         let stream = listener::dial(&target.address)?;
         let link = Link::new(stream);
+        let carriage = match own {
+            Carriage::Mapped | Carriage::Pulled if target.is_guarded => Carriage::Pulled,
+            Carriage::Mapped | Carriage::Pulled => Carriage::Mapped,
+            Carriage::Stream | Carriage::Posted => own,
+        };
         Ok(Self {
             link,
             target,
+            carriage,
             state: State::Dialling,
             since: Instant::now(),
             mapped: Vec::new(),
@@ -104,7 +117,7 @@ impl Outbound {
         let read = self.link.read(&mut arrived);
         let mut moved = !arrived.is_empty();
         for what in arrived {
-            self.take(what, grounds, poster.as_deref_mut(), operations, events)?;
+            self.take(what, poster.as_deref_mut(), operations, events)?;
         }
         moved |= read?;
         moved |= self.copy(operations, events);
@@ -127,7 +140,12 @@ impl Outbound {
             payload.extend_from_slice(&identity.endpoint.to_le_bytes());
             payload.extend_from_slice(&identity.epoch.to_le_bytes());
         }
-        self.link.say(Word::Hello, OpId(0), 0, &payload);
+        let mut shown = Vec::new();
+        if self.carriage == Carriage::Pulled {
+            put_regions(&mut payload, &grounds.descriptor.regions);
+            shown = grounds.regions.iter().map(|region| Arc::clone(region.memory())).collect();
+        }
+        self.link.show(Word::Hello, OpId(0), 0, &payload, shown);
         self.state = State::Greeting;
         Ok(())
     }
@@ -135,7 +153,6 @@ impl Outbound {
     fn take(
         &mut self,
         what: Arrived,
-        grounds: &Grounds,
         poster: Option<&mut (dyn Poster + 'static)>,
         operations: &mut Operations,
         events: &mut Vec<Event>,
@@ -155,7 +172,7 @@ impl Outbound {
         let op = OpId(header.op);
         match (self.state, header.word) {
             (State::Greeting, Word::Welcome) => {
-                self.meet(&payload, grounds, poster)?;
+                self.meet(&payload, poster)?;
                 // The peer has closed what stood before: of that nothing can move any more.
                 for op in operations.of_peer(self.target.identity) {
                     operations.settle(op, events);
@@ -179,12 +196,12 @@ impl Outbound {
                 self.postings.allow(op);
             }
             (State::Up, Word::Revoke) => {
-                let refused = Failure::Refused(Refusal::Revoked);
-                if self.postings.stop(op, Word::Revoked, refused) == Touch::Quarantined {
+                let refused = read_nack(header.arg);
+                if self.postings.stop(op, Word::Revoked, refused.clone()) == Touch::Quarantined {
                     return Ok(());
                 }
                 self.stop(op);
-                operations.end(op, Err(Failure::Refused(Refusal::Revoked)), Touch::Settled, events);
+                operations.end(op, Err(refused), Touch::Settled, events);
                 self.link.say(Word::Revoked, op, 0, &[]);
             }
             _ => return Err(Gone::Protocol("a word out of turn")),
@@ -193,12 +210,7 @@ impl Outbound {
     }
 
     /// The peer is who was meant. Maps its memory where that is how bytes are carried.
-    fn meet(
-        &mut self,
-        payload: &[u8],
-        grounds: &Grounds,
-        poster: Option<&mut (dyn Poster + 'static)>,
-    ) -> Result<(), Gone> {
+    fn meet(&mut self, payload: &[u8], poster: Option<&mut (dyn Poster + 'static)>) -> Result<(), Gone> {
         let mut reader = Reader::new(payload);
         let regions = get_regions(&mut reader).map_err(|_| Gone::Protocol("a welcome without regions"))?;
         if regions != self.target.regions {
@@ -208,68 +220,72 @@ impl Outbound {
             let card = reader.bytes(CARD_BYTES_MAX).map_err(|_| Gone::Protocol("a welcome without a card"))?;
             poster.meet(self.target.identity, card, &regions)?;
         }
-        if grounds.carriage == Carriage::Mapped {
-            let fds = std::mem::take(&mut self.link.fds);
-            if fds.len() != regions.len() {
-                return Err(Gone::Protocol("not one memfd for each region"));
-            }
-            for (memfd, layout) in fds.into_iter().zip(&regions) {
-                // `get_regions` has checked that the product fits.
-                let bytes = (layout.block_bytes * u64::from(layout.blocks)) as usize;
-                let is_safe = sys::is_sealed_at(std::os::fd::AsFd::as_fd(&memfd), bytes).unwrap_or(false);
-                if !is_safe {
-                    return Err(Gone::Protocol("a memfd that may shrink"));
-                }
-                let mapping = Mapping::of_memfd(memfd, bytes).map_err(|fault| Gone::Unmappable(fault.to_string()))?;
-                let region = Region::new(std::sync::Arc::new(mapping), layout.block_bytes as usize);
-                self.mapped.push(region.map_err(|fault| Gone::Unmappable(fault.to_string()))?);
-            }
+        if self.carriage == Carriage::Mapped {
+            self.mapped = mapped(std::mem::take(&mut self.link.fds), &regions, Mapping::of_memfd)?;
         }
         self.state = State::Up;
         Ok(())
     }
 
-    /// Begins an operation that has been admitted.
+    /// Begins an operation that has been admitted, under a grant if there is one and the target wants one.
     pub(crate) fn start(
         &mut self,
         transfer: &Transfer,
+        grant: Option<GrantId>,
         admitted: Admitted,
-        carriage: Carriage,
     ) -> Result<(), TransportError> {
         let Admitted { local, remote } = admitted;
-        let runs = |word_runs: &[crate::scatter::Run]| {
-            let each = word_runs.iter().flat_map(|run| [run.first.to_le_bytes(), run.blocks.to_le_bytes()]);
-            each.flatten().collect::<Vec<u8>>()
+        let (op, direction) = (transfer.op, transfer.direction);
+        let grant = grant.filter(|_| self.target.is_guarded);
+        let mut wanted = Vec::new();
+        if let (Some(grant), Direction::Write) = (grant, direction) {
+            wanted.extend_from_slice(&grant.0.to_le_bytes());
+            wanted.extend_from_slice(&(remote.len() as u32).to_le_bytes());
+        }
+        put_runs(&mut wanted, &remote);
+        if let (Some(_), Carriage::Pulled) = (grant, self.carriage) {
+            wanted.extend_from_slice(&transfer.local.to_le_bytes());
+            put_runs(&mut wanted, local.runs());
+        }
+        let word = match (direction, grant) {
+            (Direction::Read, _) => Word::Fetch,
+            (Direction::Write, None) => Word::Open,
+            (Direction::Write, Some(_)) => Word::OpenUnder,
         };
-        let (op, region) = (transfer.op, u64::from(transfer.remote));
-        if let Some(mapped) = self.mapped.get(usize::from(transfer.remote)) {
-            let there = Scatter::new(mapped.clone(), remote.iter().copied())?;
-            let is_read = transfer.direction == Direction::Read;
-            let (from, to) = if is_read { (there, local) } else { (local, there) };
-            if !is_read {
-                self.link.say(Word::Open, op, region, &runs(&remote));
+        let region = u64::from(transfer.remote);
+        match (self.carriage, direction) {
+            (Carriage::Mapped, _) => {
+                let mapped = self.mapped.get(usize::from(transfer.remote));
+                let mapped = mapped.ok_or(TransportError::UnknownRegion(transfer.remote))?;
+                let there = Scatter::new(mapped.clone(), remote.iter().copied())?;
+                let is_read = direction == Direction::Read;
+                let (from, to) = if is_read { (there, local) } else { (local, there) };
+                if !is_read {
+                    self.link.say(word, op, region, &wanted);
+                }
+                self.copies.push_back(Copying { op, from, to, done: 0, direction, is_ready: is_read });
             }
-            let direction = transfer.direction;
-            self.copies.push_back(Copying { op, from, to, done: 0, direction, is_ready: is_read });
-            return Ok(());
-        }
-        if carriage == Carriage::Posted {
-            let word = if transfer.direction == Direction::Write { Word::Open } else { Word::Fetch };
-            self.link.say(word, op, region, &runs(&remote));
-            self.postings.start(transfer, local.region());
-            return Ok(());
-        }
-        match transfer.direction {
-            Direction::Write => {
-                self.link.say(Word::Open, op, region, &runs(&remote));
+            (Carriage::Posted, _) => {
+                self.link.say(word, op, region, &wanted);
+                self.postings.start(transfer, local.region());
+            }
+            (Carriage::Stream, Direction::Read) => {
+                self.link.land(op, local);
+                self.link.say(word, op, region, &wanted);
+            }
+            (Carriage::Stream, Direction::Write) => {
+                self.link.say(word, op, region, &wanted);
                 self.link.send(op, local);
             }
-            Direction::Read => {
-                self.link.land(op, local);
-                self.link.say(Word::Fetch, op, region, &runs(&remote));
-            }
+            // The rest is the receiver's: it copies, or refuses.
+            (Carriage::Pulled, _) => self.link.say(word, op, region, &wanted),
         }
         Ok(())
+    }
+
+    /// Whether it would copy at once if it were asked.
+    pub(crate) fn has_copies(&self) -> bool {
+        self.copies.iter().any(|copying| copying.is_ready)
     }
 
     fn copy(&mut self, operations: &mut Operations, events: &mut Vec<Event>) -> bool {
@@ -312,13 +328,42 @@ impl Outbound {
     }
 
     /// Ends an operation from this end: bytes of a write that are already on their way may still land.
-    pub(crate) fn cancel(&mut self, op: OpId, carriage: Carriage) -> Touch {
+    pub(crate) fn cancel(&mut self, op: OpId) -> Touch {
         let was_landing = self.link.is_landing(op);
         if self.postings.stop(op, Word::Cancel, Failure::Cancelled) == Touch::Quarantined {
             return Touch::Quarantined;
         }
         self.stop(op);
         self.link.say(Word::Cancel, op, 0, &[]);
-        if was_landing || carriage != Carriage::Stream { Touch::Settled } else { Touch::Quarantined }
+        match self.carriage {
+            Carriage::Stream | Carriage::Pulled if !was_landing => Touch::Quarantined,
+            _ => Touch::Settled,
+        }
     }
+}
+
+fn put_runs(bytes: &mut Vec<u8>, runs: &[Run]) {
+    bytes.extend(runs.iter().flat_map(|run| [run.first.to_le_bytes(), run.blocks.to_le_bytes()]).flatten());
+}
+
+/// The other end's regions, mapped by what has come along with its word for them.
+pub(crate) fn mapped(
+    fds: Vec<OwnedFd>,
+    layouts: &[Layout],
+    map: impl Fn(OwnedFd, usize) -> io::Result<Mapping>,
+) -> Result<Vec<Region>, Gone> {
+    if fds.len() != layouts.len() {
+        return Err(Gone::Protocol("not one memfd for each region"));
+    }
+    let one = |(memfd, layout): (OwnedFd, &Layout)| {
+        // `get_regions` has checked that the product fits.
+        let bytes = (layout.block_bytes * u64::from(layout.blocks)) as usize;
+        if !sys::is_sealed_at(memfd.as_fd(), bytes).unwrap_or(false) {
+            return Err(Gone::Protocol("a memfd that may shrink"));
+        }
+        let mapping = map(memfd, bytes).map_err(|fault| Gone::Unmappable(fault.to_string()))?;
+        let region = Region::new(Arc::new(mapping), layout.block_bytes as usize);
+        region.map_err(|fault| Gone::Unmappable(fault.to_string()))
+    };
+    fds.into_iter().zip(layouts).map(one).collect()
 }

@@ -11,8 +11,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use penstock_transport::{
-    ByReference, Direction, Event, Failure, Kind, Limits, Memfd, OpId, PeerId, Region, Setup, Span, Tcp, Transfer,
-    Transport,
+    ByReference, Direction, Event, Failure, GrantId, Kind, Limits, Memfd, OpId, PeerId, Region, Setup, Span, Tcp,
+    Transfer, Transport,
 };
 
 /// Long enough for anything that must happen on a busy machine; reaching it is a failure.
@@ -41,7 +41,14 @@ impl End {
 }
 
 pub fn setup(identity: PeerId, region: &Region, limits: Limits) -> Setup {
-    Setup { identity, regions: vec![region.clone()], limits }
+    Setup { identity, regions: vec![region.clone()], is_guarded: false, limits }
+}
+
+/// An endpoint to whose memory nobody may write but under a grant.
+pub fn guarded_end(kind: Kind, identity: PeerId, block_bytes: usize, blocks: u32, limits: Limits) -> End {
+    let region = Region::shared(block_bytes, blocks).unwrap();
+    let setup = Setup { is_guarded: true, ..setup(identity, &region, limits) };
+    End { transport: endpoint(kind, setup), region, events: Vec::new() }
 }
 
 /// An endpoint with one region, alone.
@@ -51,8 +58,12 @@ pub fn end(kind: Kind, identity: PeerId, block_bytes: usize, blocks: u32, limits
 }
 
 pub fn end_over(kind: Kind, identity: PeerId, region: Region, limits: Limits) -> End {
-    let setup = setup(identity, &region, limits);
-    let transport: Box<dyn Transport> = match kind {
+    let transport = endpoint(kind, setup(identity, &region, limits));
+    End { transport, region, events: Vec::new() }
+}
+
+fn endpoint(kind: Kind, setup: Setup) -> Box<dyn Transport> {
+    match kind {
         Kind::Reference => Box::new(ByReference::new(setup).unwrap()),
         Kind::Memfd => {
             let name = format!("penstock-{}-{}.sock", std::process::id(), unique());
@@ -60,8 +71,7 @@ pub fn end_over(kind: Kind, identity: PeerId, region: Region, limits: Limits) ->
         }
         Kind::Nixl => nixl::endpoint(setup, SocketAddr::from(([127, 0, 0, 1], 0))),
         Kind::Tcp => Box::new(Tcp::bind(setup, SocketAddr::from(([127, 0, 0, 1], 0)), None).unwrap()),
-    };
-    End { transport, region, events: Vec::new() }
+    }
 }
 
 fn unique() -> u64 {
@@ -83,6 +93,15 @@ impl Pair {
     pub fn with(kind: Kind, block_bytes: usize, blocks: u32, limits: Limits) -> Self {
         let mut pair =
             Self { a: end(kind, A, block_bytes, blocks, limits), b: end(kind, B, block_bytes, blocks, limits) };
+        pair.connect();
+        pair
+    }
+
+    /// `b` is guarded.
+    pub fn guarded(kind: Kind, block_bytes: usize, blocks: u32) -> Self {
+        let limits = Limits::default();
+        let mut pair =
+            Self { a: end(kind, A, block_bytes, blocks, limits), b: guarded_end(kind, B, block_bytes, blocks, limits) };
         pair.connect();
         pair
     }
@@ -115,8 +134,16 @@ impl Pair {
 
     /// Runs one operation to its end, which is returned.
     pub fn run(&mut self, transfer: Transfer) -> Result<(), Failure> {
+        self.run_under(None, transfer)
+    }
+
+    /// The same under a grant.
+    pub fn run_under(&mut self, grant: Option<u64>, transfer: Transfer) -> Result<(), Failure> {
         let op = transfer.op;
-        self.a.transport.start(transfer).unwrap();
+        match grant {
+            Some(grant) => self.a.transport.start_under(GrantId(grant), transfer).unwrap(),
+            None => self.a.transport.start(transfer).unwrap(),
+        }
         self.until(|a, _| ended(a, op).is_some());
         ended(&self.a.events, op).unwrap().0
     }

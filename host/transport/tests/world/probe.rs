@@ -18,14 +18,16 @@ pub struct Probe {
 
 impl Probe {
     pub fn new(kind: Kind, block_bytes: usize, blocks: u32) -> Self {
-        let address = match kind {
-            Kind::Memfd => {
-                let name = format!("penstock-probe-{}-{:?}.sock", std::process::id(), std::thread::current().id());
-                std::env::temp_dir().join(name).display().to_string()
-            }
-            _ => "127.0.0.1:0".to_owned(),
-        };
-        Self::at(Command::new(env!("CARGO_BIN_EXE_transport-probe")), kind, &address, block_bytes, blocks)
+        Self::at(Command::new(env!("CARGO_BIN_EXE_transport-probe")), kind, &address(kind), block_bytes, blocks)
+    }
+
+    /// One that is guarded, and grants its whole pool to one peer.
+    pub fn granting(kind: Kind, (grant, to): (u64, PeerId), block_bytes: usize, blocks: u32) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_transport-probe"));
+        command.args([&kind.to_string(), &address(kind), "--grant", &grant.to_string(), "--grantee"]);
+        command.arg(format!("{}.{}", to.endpoint, to.epoch));
+        command.args(["--block-bytes", &block_bytes.to_string(), "--blocks", &blocks.to_string()]);
+        Self::spawn(command)
     }
 
     pub fn at(mut command: Command, kind: Kind, address: &str, block_bytes: usize, blocks: u32) -> Self {
@@ -36,11 +38,23 @@ impl Probe {
 
     /// One that writes its whole pool to an endpoint, once.
     pub fn writing_to(target: &Descriptor, block_bytes: usize, blocks: u32) -> Self {
+        Self::spawn(Self::writer(target, block_bytes, blocks))
+    }
+
+    /// The same under a grant.
+    pub fn writing_under(grant: u64, target: &Descriptor, block_bytes: usize, blocks: u32) -> Self {
+        let mut command = Self::writer(target, block_bytes, blocks);
+        command.args(["--under", &grant.to_string()]);
+        Self::spawn(command)
+    }
+
+    fn writer(target: &Descriptor, block_bytes: usize, blocks: u32) -> Command {
         let digits: String = target.encode().iter().map(|byte| format!("{byte:02x}")).collect();
         let mut command = Command::new(env!("CARGO_BIN_EXE_transport-probe"));
-        command.args([&target.address.kind().to_string(), "127.0.0.1:0", "--block-bytes", &block_bytes.to_string()]);
+        let kind = target.address.kind();
+        command.args([&kind.to_string(), &address(kind), "--block-bytes", &block_bytes.to_string()]);
         command.args(["--blocks", &blocks.to_string(), "--to", &digits]);
-        Self::spawn(command)
+        command
     }
 
     fn spawn(mut command: Command) -> Self {
@@ -61,6 +75,16 @@ impl Probe {
 
     pub fn says(&self) -> String {
         self.lines.recv_timeout(PATIENCE).expect("the probe says something")
+    }
+}
+
+fn address(kind: Kind) -> String {
+    match kind {
+        Kind::Memfd => {
+            let name = format!("penstock-probe-{}-{:?}.sock", std::process::id(), std::thread::current().id());
+            std::env::temp_dir().join(name).display().to_string()
+        }
+        _ => "127.0.0.1:0".to_owned(),
     }
 }
 

@@ -7,6 +7,7 @@ mod station;
 
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,8 +16,8 @@ use self::station::Stations;
 use super::listener::Listener;
 use super::{Carriage, Endpoint};
 use crate::{
-    Address, Descriptor, Event, Failure, Kind, NixlAddress, OpId, PeerId, Setup, Touch, Transfer, Transport,
-    TransportError,
+    Address, Descriptor, Event, Failure, GrantId, Kind, NixlAddress, OpId, PeerId, Setup, Touch, Transfer, Transport,
+    TransportError, Watch,
 };
 
 /// What NIXL's metadata are written in: those of one minor version are understood by the same minor version, and by no other that is
