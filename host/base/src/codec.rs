@@ -189,7 +189,8 @@ impl<'a> Reader<'a> {
         mut each: impl FnMut(&mut Self) -> Result<T, DecodeError>,
     ) -> Result<Vec<T>, DecodeError> {
         let n = self.count()?;
-        let mut out = Vec::with_capacity(n);
+        // A count is a claim of whoever wrote it: memory is taken as values come.
+        let mut out = Vec::with_capacity(n.min(1_024));
         for _ in 0..n {
             out.push(each(self)?);
         }

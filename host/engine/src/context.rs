@@ -111,6 +111,11 @@ impl RequestContext {
         })
     }
 
+    /// One that a gateway has placed here: its text is made there.
+    pub fn placed(manifest: Arc<Manifest>, prompt: Arc<[u32]>, sampling: Box<[Arc<SamplingParams>]>) -> Self {
+        Self { manifest, prompt, sampling, stops: StopMatcher::default(), chain: None, settled: AtomicU32::new(0) }
+    }
+
     /// Gives it its id, before anybody else sees it.
     pub fn name(&mut self, request: RequestId) {
         Arc::make_mut(&mut self.manifest).request = request;

@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration as StdDuration;
 
-use penstock_base::{CancelCause, Duration, GatewayEpoch, Generation, ReplicaEpoch, ReplicaId, RequestId, limits};
+use penstock_base::{CancelCause, Duration, GatewayEpoch, Generation, ReplicaId, RequestId, limits};
+use penstock_control::Conversation;
 use penstock_exec::{Executor, Geometry};
 use penstock_model::Namespace;
-use penstock_sched::gateway::GatewayConfig;
+use penstock_sched::gateway::{GatewayConfig, ReplicaFacts};
 use penstock_sched::message::Load;
 use penstock_sched::replica::ReplicaConfig;
 
@@ -28,12 +29,14 @@ use crate::permit::{Bound, Permits};
 use crate::policies::activation::{self, Activation, ActivationError};
 use crate::policies::inputs::InputsKept;
 use crate::policies::log::DecisionRecord;
-use crate::policies::machine::{FIRST, MachineSeats, PolicyPlane};
+use crate::policies::machine::{MachineSeats, PolicyPlane};
 use crate::policies::seats::{Machine, Memory, PolicySource, PreparedPolicies};
-use crate::replica_loop::{ReplicaLoop, Role};
-use crate::replica_wake;
+use crate::remote::{self, GatewayLinks, JoinError, Joined, Joins, Replicas, WorkerIdentity};
+use crate::replica_loop::{self, ReplicaLoop, Role, Standing};
+use crate::replica_wake::{self, ReplicaWake};
 use crate::request::{Submission, Ticket};
-use crate::status::{ReplicaState, ReplicaStatus, Status};
+use crate::settle;
+use crate::status::Status;
 use crate::story::Moment;
 use crate::stream::{ClientSide, EventStream, stream};
 use crate::wiring::{Board, Wiring};
@@ -101,6 +104,20 @@ pub struct DrainReport {
     pub left: usize,
 }
 
+/// How long a draining worker must have been idle.
+const DRAIN_IDLE: StdDuration = StdDuration::from_millis(200);
+
+/// What an engine is made of.
+struct Parts {
+    /// None at a worker.
+    gateway: Option<GatewayConfig>,
+    replicas: Vec<(ReplicaConfig, Standing)>,
+    executors: Vec<Box<dyn Executor>>,
+    movers: Vec<handoff::Prepared>,
+    /// At a gateway whose replicas are workers.
+    joins: Option<Joins>,
+}
+
 /// A running engine: one gateway, N replicas, their executors and the output side, each on a thread of its own.
 ///
 /// Shared by reference; every method may be called from any thread.
@@ -126,21 +143,88 @@ impl Engine {
         model: ServedModel,
         executors: Vec<Box<dyn Executor>>,
     ) -> Result<Self, EngineError> {
-        panics::keep_words_to_ourselves();
-        let geometry = common_geometry(&executors)?;
-        let (mut gateway, mut replicas) = machine_configs(&config, &executors)?;
+        let geometry = settle::common_geometry(&executors)?;
+        let (mut gateway, mut replicas) = settle::machine_configs(&config, &executors)?;
         let movers = match &config.handoff {
             None => Vec::new(),
             Some(setup) => handoff::prepare(setup, &model.namespace, &mut gateway, &mut replicas, &executors)
                 .map_err(|(key, value, why)| EngineError::Config { key, value, why })?,
         };
         let prefill = config.handoff.map_or(0, |setup| setup.prefill);
+        let role = |index: u32| match prefill {
+            0 => Role::Unified,
+            first if index < first => Role::Prefill,
+            _ => Role::Decode,
+        };
+        let standing = |index: u32| Standing { index, role: role(index), domain: 0 };
+        let replicas = (0..).zip(replicas).map(|(index, replica)| (replica, standing(index))).collect();
+        let parts = Parts { gateway: Some(gateway), replicas, executors, movers, joins: None };
+        Self::assemble(config, model, geometry, parts)
+    }
+
+    /// Starts a gateway without a replica of its own: workers come by [`Self::join`], at most `workers_max`. `sizes` is what the model needs;
+    /// of it count block size, KV bytes of a token, vocabulary and the longest sequence.
+    ///
+    /// # Errors
+    /// Values that cannot work, no threads.
+    pub fn start_gateway(
+        config: EngineConfig,
+        model: ServedModel,
+        sizes: Geometry,
+        workers_max: usize,
+    ) -> Result<Self, EngineError> {
+        let mut gateway = settle::gateway_config(&config, &sizes)?;
+        if workers_max == 0 || workers_max > limits::REPLICAS_MAX {
+            let why = "1 to the limit of replicas";
+            return Err(EngineError::Config { key: "workers_max", value: workers_max as u64, why });
+        }
+        gateway.replicas_max = gateway.replicas_max.max(workers_max);
+        gateway.handoff = config.handoff.map(|setup| setup.gateway);
+        let joins = Some(Joins::new(sizes.clone(), workers_max));
+        let (replicas, executors, movers) = (Vec::new(), Vec::new(), Vec::new());
+        let parts = Parts { gateway: Some(gateway), replicas, executors, movers, joins };
+        Self::assemble(config, model, sizes, parts)
+    }
+
+    /// Starts the replica of a worker, without a gateway. What gateways must know of it, and how its memory is reached.
+    pub(crate) fn start_worker(
+        config: EngineConfig,
+        model: ServedModel,
+        identity: WorkerIdentity,
+        executor: Box<dyn Executor>,
+    ) -> Result<(Self, ReplicaFacts, Vec<Vec<u8>>), EngineError> {
+        let executors = vec![executor];
+        let geometry = settle::common_geometry(&executors)?;
+        let (_, mut replicas) = settle::machine_configs(&config, &executors)?;
+        let mut replica = replicas.remove(0);
+        (replica.replica, replica.epoch) = (identity.replica, identity.epoch);
+        let standing = Standing { index: 0, role: identity.role, domain: identity.domain };
+        let facts = replica_loop::facts(&replica, standing);
+        let parts = Parts {
+            gateway: None,
+            replicas: vec![(replica, standing)],
+            executors,
+            movers: Vec::new(),
+            joins: None,
+        };
+        Ok((Self::assemble(config, model, geometry, parts)?, facts, Vec::new()))
+    }
+
+    fn assemble(
+        config: EngineConfig,
+        model: ServedModel,
+        geometry: Geometry,
+        parts: Parts,
+    ) -> Result<Self, EngineError> {
+        panics::keep_words_to_ourselves();
+        let Parts { gateway, replicas, executors, movers, joins } = parts;
         let context_tokens_max = geometry.context_tokens_max.min(config.replica.context_tokens_max);
-        let mut first = first_policies(&config.policies, replicas.len(), context_tokens_max)?;
-        let clock = Clock::starting_now();
-        let permits = Permits::new(config.limits.requests_max, config.limits.pending_bytes_max);
-        let statuses = replicas.iter().map(first_status).collect();
         let count = replicas.len();
+        let machines = gateway.is_some().then_some(Machine::Gateway).into_iter();
+        let machines = machines.chain((0..count).map(|index| Machine::Replica(index as u32)));
+        let mut first = settle::first_policies(&config.policies, machines, context_tokens_max)?;
+        let permits = Permits::new(config.limits.requests_max, config.limits.pending_bytes_max);
+        let statuses = replicas.iter().map(|(replica, _)| settle::first_status(replica)).collect();
         let requests_max = config.limits.requests_max;
         let metrics = Arc::new(Metrics::new(&model.name));
         let journal = config
@@ -148,70 +232,78 @@ impl Engine {
             .as_ref()
             .map(|journal| Journal::start(journal, (count, context_tokens_max), &metrics))
             .transpose()?;
+        // Senders that the gateway's mailboxes must have room for.
+        let senders = joins.as_ref().map_or(count, Joins::workers_max);
+        let mailbox = |replica: &ReplicaConfig| Mailbox::new(&replica_wake::lanes(replica, count));
         let wiring = Arc::new(Wiring {
-            clock,
+            clock: Clock::starting_now(),
             metrics,
-            board: Board::new(permits, statuses),
+            board: Board::new(permits, statuses, gateway.is_some()),
             limits: config.limits,
             policies: PolicyPlane::new(config.policies.clone(), count, config.decisions)?,
             journal,
             context_tokens_max,
-            gateway: Mailbox::new(&gateway_loop::lanes(requests_max, count)),
-            replicas: replicas.iter().map(|replica| Mailbox::new(&replica_wake::lanes(replica, count))).collect(),
+            gateway: Mailbox::new(&gateway_loop::lanes(requests_max, senders)),
+            replicas: Replicas::new(replicas.iter().map(|(replica, _)| (replica.replica, mailbox(replica)))),
+            links: gateway.is_none().then(GatewayLinks::default),
+            joins,
             movers: Movers { mailboxes: movers.iter().map(|_| Mailbox::new(&handoff::lanes())).collect() },
-            outputs: Mailbox::new(&outputs::lanes(requests_max, count)),
+            outputs: Mailbox::new(&outputs::lanes(requests_max, senders)),
         });
         let engine = Self {
             wiring,
             model,
-            gateway_epoch: gateway.epoch,
+            gateway_epoch: gateway.as_ref().map_or(GatewayEpoch(0), |gateway| gateway.epoch),
             geometry,
             prefix_cache: config.replica.prefix_cache,
             last: Mutex::new(0),
             threads: Mutex::default(),
             ended: Arc::default(),
         };
-        let gateway_policies = first.remove(0);
-        let replicas = replicas.into_iter().zip(first).collect();
-        for (replica, prepared) in (0..).map(ReplicaId).zip(movers) {
+        for ((replica, _), prepared) in replicas.iter().zip(movers) {
+            let replica = replica.replica;
             let mover = MoverLoop::new(Arc::clone(&engine.wiring), replica, prepared);
             engine.spawn("mover", format!("penstock-move-{replica}"), move || mover.run())?;
         }
-        engine.start_loops((gateway, gateway_policies), replicas, (executors, prefill))?;
+        match gateway {
+            Some(gateway) => engine.start_gateway_loops(gateway, first.remove(0))?,
+            None => {
+                engine.wiring.gateway.close();
+                engine.wiring.outputs.close();
+            }
+        }
+        let replicas = replicas.into_iter().zip(first).map(|((config, standing), first)| (config, standing, first));
+        engine.start_replica_loops(replicas.collect(), executors)?;
         Ok(engine)
     }
 
-    fn start_loops(
-        &self,
-        (gateway, gateway_policies): (GatewayConfig, Box<dyn PreparedPolicies>),
-        replicas: Vec<(ReplicaConfig, Box<dyn PreparedPolicies>)>,
-        (executors, prefill): (Vec<Box<dyn Executor>>, u32),
-    ) -> Result<(), EngineError> {
-        let epoch = gateway.epoch;
+    fn start_gateway_loops(&self, gateway: GatewayConfig, first: Box<dyn PreparedPolicies>) -> Result<(), EngineError> {
         let block_size_tokens = self.geometry.block_size_tokens;
         let output = OutputLoop::new(Arc::clone(&self.wiring), Arc::clone(&self.model.vocabulary), block_size_tokens);
         self.spawn("outputs", "penstock-out".into(), move || output.run())?;
         let wiring = Arc::clone(&self.wiring);
-        self.spawn("gateway", "penstock-gate".into(), move || {
-            GatewayLoop::new(wiring, gateway, gateway_policies).run();
-        })?;
+        self.spawn("gateway", "penstock-gate".into(), move || GatewayLoop::new(wiring, gateway, first).run())
+    }
+
+    fn start_replica_loops(
+        &self,
+        replicas: Vec<(ReplicaConfig, Standing, Box<dyn PreparedPolicies>)>,
+        executors: Vec<Box<dyn Executor>>,
+    ) -> Result<(), EngineError> {
         let started = Arc::new(Latch::default());
         let count = replicas.len();
-        for ((config, policies), executor) in replicas.into_iter().zip(executors) {
+        // Those of other processes come later, and say so.
+        let gateways: Vec<_> = self.wiring.has_gateway().then_some(self.gateway_epoch).into_iter().collect();
+        for ((config, standing, policies), executor) in replicas.into_iter().zip(executors) {
             let steps = Arc::new(Mailbox::new(&executor_loop::lanes()));
             let replica = config.replica;
             let executor =
                 ExecutorLoop { wiring: Arc::clone(&self.wiring), replica, executor, steps: Arc::clone(&steps) };
             self.spawn("executor", format!("penstock-exec-{replica}"), move || executor.run())?;
-            let role = match prefill {
-                0 => Role::Whole,
-                first if replica.0 < first => Role::Prefill,
-                _ => Role::Decode,
-            };
-            let (wiring, started) = (Arc::clone(&self.wiring), Arc::clone(&started));
+            let (wiring, started, gateways) = (Arc::clone(&self.wiring), Arc::clone(&started), gateways.clone());
             self.spawn("replica", format!("penstock-rep-{replica}"), move || {
-                let seats = MachineSeats::new(Arc::clone(&wiring), Machine::Replica(replica.0), policies);
-                ReplicaLoop::new(wiring, steps, (config, role), epoch, seats, started).run();
+                let seats = MachineSeats::new(Arc::clone(&wiring), Machine::Replica(standing.index), policies);
+                ReplicaLoop::new(wiring, steps, (config, standing), gateways, seats, started).run();
             })?;
         }
         // A submission must not overtake the news that there are replicas.
@@ -219,6 +311,18 @@ impl Engine {
             tracing::error!("a replica's machine has not started in time");
         }
         Ok(())
+    }
+
+    /// Takes a worker in: its replica gets work once it says that it is ready, until its session is over.
+    ///
+    /// # Errors
+    /// See [`JoinError`]; the session is closed.
+    pub fn join(&self, worker: Conversation) -> Result<Joined, JoinError> {
+        remote::join(&self.wiring, worker)
+    }
+
+    pub(crate) fn wiring(&self) -> &Arc<Wiring> {
+        &self.wiring
     }
 
     fn spawn(&self, what: &'static str, name: String, run: impl FnOnce() + Send + 'static) -> Result<(), EngineError> {
@@ -241,7 +345,7 @@ impl Engine {
             Err(error)
         };
         let board = &self.wiring.board;
-        if board.dead.load(Ordering::Acquire) {
+        if board.dead.load(Ordering::Acquire) || !self.wiring.has_gateway() {
             return refuse("not_running", SubmitError::NotRunning);
         }
         if board.draining.load(Ordering::Acquire) {
@@ -405,7 +509,11 @@ impl Engine {
     pub fn begin_drain(&self) {
         if !self.wiring.board.draining.swap(true, Ordering::AcqRel) {
             tracing::info!("draining: no new work");
-            let _ = self.wiring.gateway.try_push(gateway_loop::CONTROL, GatewayWake::Drain);
+            if self.wiring.has_gateway() {
+                let _ = self.wiring.gateway.try_push(gateway_loop::CONTROL, GatewayWake::Drain);
+            } else {
+                self.tell_replicas(|| ReplicaWake::Drain);
+            }
         }
     }
 
@@ -413,6 +521,9 @@ impl Engine {
     /// cause and gives clients a moment to read their ends. Blocks the thread; call it off the async runtime's workers.
     pub fn drain(&self, grace: Duration) -> DrainReport {
         self.begin_drain();
+        if !self.wiring.has_gateway() {
+            return self.drain_worker(grace);
+        }
         let permits = &self.wiring.board.permits;
         let mut report = DrainReport { cancelled: 0, left: 0 };
         if !permits.wait_until_idle(after(grace)) {
@@ -429,12 +540,50 @@ impl Engine {
     /// executor does not come back, as an internal failure. True when every thread has ended in time. Idempotent.
     pub fn shutdown(&self) -> bool {
         self.wiring.board.draining.store(true, Ordering::Release);
+        if let Some(links) = &self.wiring.links {
+            links.close();
+            self.tell_replicas(|| ReplicaWake::Shutdown);
+        }
         // The gateway loop ends the others once its requests are over.
         let _ = self.wiring.gateway.try_push(gateway_loop::CONTROL, GatewayWake::Shutdown);
-        self.join()
+        self.await_threads()
     }
 
-    fn join(&self) -> bool {
+    fn tell_replicas(&self, wake: impl Fn() -> ReplicaWake) {
+        for replica in self.wiring.replicas.locals() {
+            if let Some(port) = self.wiring.replica(*replica) {
+                let _ = port.try_push(replica_wake::CONTROL, wake());
+            }
+        }
+    }
+
+    /// Waits until the replica has nothing of any gateway, KV that others are to fetch included, or `grace` has passed: then what is left is lost
+    /// with the sessions, and its gateways end or repeat it.
+    fn drain_worker(&self, grace: Duration) -> DrainReport {
+        let deadline = after(grace);
+        let placed = || self.wiring.board.placed_requests.load(Ordering::Relaxed);
+        // A dispatch may be under way to a replica that has just heard of the drain, and is refused there: idle counts when it lasts.
+        let mut idle_since = None;
+        loop {
+            let now = std::time::Instant::now();
+            match placed() {
+                0 if idle_since.is_some_and(|since| now - since >= DRAIN_IDLE) => break,
+                0 => _ = idle_since.get_or_insert(now),
+                _ => idle_since = None,
+            }
+            if now >= deadline {
+                break;
+            }
+            std::thread::sleep(StdDuration::from_millis(10));
+        }
+        let left = placed();
+        if left > 0 {
+            tracing::warn!(requests = left, "the drain's grace has passed: what runs is lost here");
+        }
+        DrainReport { cancelled: left, left: 0 }
+    }
+
+    fn await_threads(&self) -> bool {
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         let in_time = self.ended.wait(threads.len(), after(self.wiring.limits.join));
         for (what, handle) in threads {
@@ -460,112 +609,6 @@ impl Drop for Engine {
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine").field("model", &self.model).field("geometry", &self.geometry).finish_non_exhaustive()
-    }
-}
-
-/// Sizes that hold for every executor; block size, KV bytes and vocabulary must be equal.
-fn common_geometry(executors: &[Box<dyn Executor>]) -> Result<Geometry, EngineError> {
-    if executors.is_empty() || executors.len() > limits::REPLICAS_MAX {
-        return Err(EngineError::Executors(executors.len()));
-    }
-    let mut common = executors[0].geometry().clone();
-    for (replica, executor) in executors.iter().enumerate() {
-        let geometry = executor.geometry();
-        let differs = |what| Err(EngineError::Mixed { replica, what });
-        if geometry.block_size_tokens != common.block_size_tokens {
-            return differs("block size");
-        }
-        if geometry.kv_token_bytes != common.kv_token_bytes {
-            return differs("KV bytes of a token");
-        }
-        if geometry.vocabulary != common.vocabulary {
-            return differs("vocabulary");
-        }
-        common.blocks = common.blocks.min(geometry.blocks);
-        common.slots = common.slots.min(geometry.slots);
-        common.step_tokens_max = common.step_tokens_max.min(geometry.step_tokens_max);
-        common.context_tokens_max = common.context_tokens_max.min(geometry.context_tokens_max);
-    }
-    Ok(common)
-}
-
-/// The first set of each machine, the gateway's first.
-fn first_policies(
-    source: &PolicySource,
-    replicas: usize,
-    context_tokens_max: u32,
-) -> Result<Vec<Box<dyn PreparedPolicies>>, EngineError> {
-    let replicas = (0..replicas).map(|replica| Machine::Replica(replica as u32));
-    let make = |machine| {
-        let made = source.prepare(machine, None, context_tokens_max);
-        made.map_err(|why| EngineError::Policies { machine, why })
-    };
-    std::iter::once(Machine::Gateway).chain(replicas).map(make).collect()
-}
-
-/// The machines' configurations, with what only the executors know.
-fn machine_configs(
-    config: &EngineConfig,
-    executors: &[Box<dyn Executor>],
-) -> Result<(GatewayConfig, Vec<ReplicaConfig>), EngineError> {
-    let gateway = GatewayConfig {
-        block_size_tokens: executors[0].geometry().block_size_tokens,
-        kv_token_bytes: executors[0].geometry().kv_token_bytes,
-        ..config.gateway.clone()
-    };
-    let replica = |(index, executor): (usize, &dyn Executor)| {
-        let geometry = executor.geometry();
-        let step_tokens = config.replica.step_tokens.min(geometry.step_tokens_max);
-        ReplicaConfig {
-            replica: ReplicaId(index as u32),
-            epoch: ReplicaEpoch(config.replica.epoch.0.max(1)),
-            blocks: geometry.blocks,
-            block_size_tokens: geometry.block_size_tokens,
-            slots: config.replica.slots.min(geometry.slots),
-            step_tokens,
-            chunk_tokens: config.replica.chunk_tokens.min(step_tokens),
-            context_tokens_max: config.replica.context_tokens_max.min(geometry.context_tokens_max),
-            ..config.replica.clone()
-        }
-    };
-    let replicas: Vec<_> = executors.iter().map(Box::as_ref).enumerate().map(replica).collect();
-    for replica in &replicas {
-        check(replica)?;
-    }
-    if config.limits.requests_max == 0 {
-        return Err(EngineError::Config { key: "requests_max", value: 0, why: "at least 1" });
-    }
-    Ok((gateway, replicas))
-}
-
-fn check(config: &ReplicaConfig) -> Result<(), EngineError> {
-    let rules: [(&'static str, u64, u64, u64, &'static str); 7] = [
-        ("blocks", config.blocks.into(), 1, limits::POOL_BLOCKS_MAX.into(), "1 to the pool's limit"),
-        ("block_size_tokens", config.block_size_tokens.into(), 1, u32::MAX.into(), "at least 1"),
-        ("slots", config.slots.into(), 1, limits::SLOTS_MAX as u64, "1 to the limit of slots"),
-        ("step_tokens", config.step_tokens.into(), 1, limits::STEP_TOKENS_MAX.into(), "1 to the limit of a step"),
-        ("inflight_max", config.inflight_max as u64, 1, limits::INFLIGHT_MAX as u64, "1 or 2"),
-        ("ready_window", config.ready_window as u64, 0, limits::READY_WINDOW_MAX as u64, "0 to 2"),
-        ("context_tokens_max", config.context_tokens_max.into(), 2, u32::MAX.into(), "at least 2"),
-    ];
-    for (key, value, least, most, why) in rules {
-        if !(least..=most).contains(&value) {
-            return Err(EngineError::Config { key, value, why });
-        }
-    }
-    Ok(())
-}
-
-fn first_status(config: &ReplicaConfig) -> ReplicaStatus {
-    ReplicaStatus {
-        replica: config.replica,
-        epoch: config.epoch,
-        state: ReplicaState::Frozen,
-        load: Load::default(),
-        generation: FIRST,
-        slots: config.slots,
-        block_size_tokens: config.block_size_tokens,
-        context_tokens_max: config.context_tokens_max,
     }
 }
 

@@ -66,6 +66,8 @@ pub(crate) enum GatewayWake {
     ReplicaUp(ReplicaFacts),
     /// A replica is gone with everything on it; `lost` when it will not come back in this process.
     ReplicaDown { replica: ReplicaId, epoch: ReplicaEpoch, lost: bool },
+    /// A replica takes no new work; what it has goes on.
+    ReplicaDrain { replica: ReplicaId, epoch: ReplicaEpoch },
     /// Something about policies.
     Policies(PolicyOrder),
     /// Nothing new enters.
@@ -140,8 +142,8 @@ impl GatewayLoop {
         let mut left = Vec::new();
         self.wiring.gateway.take_all(&mut left, None);
         // Dropping what is left ends the streams of requests that never got in. The other loops end once they have done what waits.
-        for replica in &self.wiring.replicas {
-            let _ = replica.try_push(replica_wake::CONTROL, ReplicaWake::Shutdown);
+        for port in self.wiring.replicas.all() {
+            let _ = port.try_push(replica_wake::CONTROL, ReplicaWake::Shutdown);
         }
         let _ = self.wiring.outputs.try_push(outputs::REQUESTS, OutputWake::Shutdown);
     }
@@ -163,7 +165,8 @@ impl GatewayLoop {
                     return self.break_down(which);
                 }
             }
-            if self.replicas_lost == wiring.replicas.len() {
+            let locals = wiring.replicas.locals().len();
+            if locals > 0 && self.replicas_lost == locals {
                 tracing::error!("no executor is left: the engine is dead");
                 wiring.board.dead.store(true, Ordering::Release);
                 return;
@@ -246,6 +249,7 @@ impl GatewayLoop {
                     self.settled(request, replica);
                 }
             }
+            GatewayWake::ReplicaDrain { replica, epoch } => self.step(GatewayInput::ReplicaDrain { replica, epoch }),
             GatewayWake::Drain => self.step(GatewayInput::Drain),
             GatewayWake::CancelAll(cause) => self.cancel_all(cause),
             GatewayWake::Shutdown => {
@@ -355,7 +359,7 @@ impl GatewayLoop {
             ToReplica::Decode(ordered) => (replica_wake::WORK, self.begun_by(&ordered.order, |begin| &begin.manifest)),
             ToReplica::Stance(_) => (replica_wake::STANCE, None),
         };
-        let wake = ReplicaWake::Gateway { epoch, message, context };
+        let wake = ReplicaWake::Gateway { gateway: self.config.epoch, epoch, message, context };
         let pushed =
             if lane == replica_wake::STANCE { mailbox.push_latest(lane, wake) } else { mailbox.try_push(lane, wake) };
         if let Err(PushError::Full(_)) = pushed {

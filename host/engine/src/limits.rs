@@ -24,6 +24,8 @@ pub(crate) const OUTPUT_WAKES_PER_REQUEST: usize = 16;
 pub(crate) const CONTROL_WAKES: usize = 16;
 /// Ups and downs of one replica that may wait at the gateway loop.
 pub(crate) const CONTROL_PER_REPLICA: usize = 8;
+/// Requests that a gateway knows a worker was told of, after which it looks which of them nobody holds any more. A few times what runs at one.
+pub(crate) const CONTEXTS_SWEEP: usize = 4_096;
 /// Most candidates with log-probabilities at a position, as the OpenAI API bounds them.
 pub(crate) const LOGPROBS_MAX: u8 = 20;
 

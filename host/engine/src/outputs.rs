@@ -63,13 +63,14 @@ pub(crate) struct Turn {
 }
 
 /// One thing of a turn.
+#[derive(Debug)]
 pub(crate) enum TurnItem {
     /// Tokens that count.
     Tokens { seq: SeqId, attempt: u16, first: u32, tokens: Vec<SampledToken> },
     /// The replica ended a sequence.
     SequenceEnded { seq: SeqId, attempt: u16, outcome: Outcome, tokens: u32 },
     /// The replica is done with a request; goes on to the gateway once what counts is settled.
-    Ended { context: Arc<RequestContext>, attempt: u16, outcome: Outcome, usage: Usage },
+    Ended { request: RequestId, context: Option<Arc<RequestContext>>, attempt: u16, outcome: Outcome, usage: Usage },
     /// This epoch of the replica is over; `lost` when the replica will not come back. Goes on to the gateway behind the ends before it.
     Down { lost: bool },
 }
@@ -168,12 +169,14 @@ impl OutputLoop {
                 TurnItem::SequenceEnded { seq, attempt, outcome, tokens } => {
                     self.sequence_ended(seq, attempt, AnswerEnd { outcome, tokens });
                 }
-                TurnItem::Ended { context, attempt, outcome, usage } => {
-                    let request = context.request();
+                TurnItem::Ended { request, context, attempt, outcome, usage } => {
                     let (outcome, usage) = match self.requests.get(&request) {
                         Some(output) => output.settled(outcome, usage),
                         // The client was told before, with what it had by then.
-                        None => (outcome, Usage { output_tokens: context.settled_tokens(), ..usage }),
+                        None => {
+                            let output_tokens = context.map_or(0, |context| context.settled_tokens());
+                            (outcome, Usage { output_tokens, ..usage })
+                        }
                     };
                     let message = FromReplica::Ended { request, attempt, outcome, usage };
                     let wake = GatewayWake::Replica { replica, epoch, messages: vec![message] };

@@ -14,6 +14,7 @@ mod handoff;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use penstock_base::plan::{BatchFailure, Plan, PlanOp, RowDone};
 use penstock_base::{BatchId, Duration, GatewayEpoch, Generation, Instant, ReplicaEpoch, RequestId, SeqId, Slot};
@@ -32,20 +33,46 @@ use crate::outputs::{self, OutputWake, Turn, TurnItem};
 use crate::panics;
 use crate::policies::machine::MachineSeats;
 use crate::policies::order::PolicyOrder;
-use crate::replica_wake::{FreezeCause, ReplicaWake};
+use crate::replica_wake::{FEEDBACK, FreezeCause, ReplicaWake};
 use crate::status::ReplicaState;
 use crate::wiring::Wiring;
 use handoff::Parts;
 
 /// Which part a replica has, by the numbers of the contract.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Role {
+pub enum Role {
     /// Computes prompts for others.
     Prefill = 1,
     /// Decodes what others computed, and whole requests.
     Decode = 2,
     /// Whole requests.
-    Whole = 3,
+    Unified = 3,
+}
+
+/// What a replica is among others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Standing {
+    /// Its place among the replicas of this process.
+    pub index: u32,
+    pub role: Role,
+    /// Those with the same number are near each other.
+    pub domain: u32,
+}
+
+/// What the gateways must know of a replica with this configuration.
+pub(crate) fn facts(config: &ReplicaConfig, standing: Standing) -> ReplicaFacts {
+    ReplicaFacts {
+        replica: config.replica,
+        epoch: config.epoch,
+        role_code: standing.role as u8,
+        total_blocks: config.blocks,
+        slots: config.slots,
+        round_tokens: config.step_tokens,
+        context_tokens_max: config.context_tokens_max,
+        speed_ppm: 1_000_000,
+        zone_rank: 0,
+        domain: standing.domain,
+    }
 }
 
 /// What a replica's loop does now.
@@ -86,7 +113,8 @@ pub(crate) struct ReplicaLoop {
     steps: Arc<Mailbox<StepOrder>>,
     /// The configuration of the running epoch.
     config: ReplicaConfig,
-    gateway: GatewayEpoch,
+    /// The gateways before this replica.
+    gateways: Vec<GatewayEpoch>,
     life: Life,
     seats: MachineSeats,
     effects: ReplicaEffects,
@@ -99,8 +127,8 @@ pub(crate) struct ReplicaLoop {
     settled: bool,
     /// Nobody reads or writes blocks of the frozen epoch any more.
     unmoved: bool,
-    /// Which part this replica has.
-    role: Role,
+    /// What it is among others.
+    standing: Standing,
     /// Hand-offs here.
     parts: Parts,
     /// The step at the executor drops what a frozen epoch left behind.
@@ -109,8 +137,10 @@ pub(crate) struct ReplicaLoop {
     reported: Option<BatchResult>,
     /// For the output loop, at the end of the turn.
     items: Vec<TurnItem>,
-    /// For the gateway, at the end of the turn.
-    messages: Vec<FromReplica>,
+    /// For the gateways, at the end of the turn.
+    messages: Vec<(GatewayEpoch, FromReplica)>,
+    /// It takes no new work.
+    draining: bool,
     /// Set by an effect; carried out after the step.
     freeze: Option<FreezeCause>,
     /// When this replica was frozen lately.
@@ -123,8 +153,8 @@ impl ReplicaLoop {
     pub fn new(
         wiring: Arc<Wiring>,
         steps: Arc<Mailbox<StepOrder>>,
-        (config, role): (ReplicaConfig, Role),
-        gateway: GatewayEpoch,
+        (config, standing): (ReplicaConfig, Standing),
+        gateways: Vec<GatewayEpoch>,
         seats: MachineSeats,
         started: Arc<Latch>,
     ) -> Self {
@@ -132,7 +162,7 @@ impl ReplicaLoop {
             wiring,
             steps,
             config,
-            gateway,
+            gateways,
             life: Life::Frozen,
             seats,
             effects: ReplicaEffects::new(),
@@ -141,12 +171,13 @@ impl ReplicaLoop {
             inflight: 0,
             settled: false,
             unmoved: true,
-            role,
+            standing,
             parts: Parts::default(),
             resetting: false,
             reported: None,
             items: Vec::new(),
             messages: Vec::new(),
+            draining: false,
             freeze: None,
             freezes: VecDeque::new(),
             started,
@@ -160,14 +191,15 @@ impl ReplicaLoop {
         if let Some(mover) = self.wiring.mover(self.config.replica) {
             mover.close();
         }
-        if let Some(mailbox) = self.wiring.replica(self.config.replica) {
-            mailbox.close();
+        if let Some(port) = self.wiring.replica(self.config.replica) {
+            port.close();
         }
     }
 
     fn serve(&mut self) {
         let wiring = Arc::clone(&self.wiring);
-        let Some(mailbox) = wiring.replica(self.config.replica) else { return };
+        let port = wiring.replica(self.config.replica);
+        let Some(mailbox) = port.as_ref().and_then(|port| port.local()) else { return };
         self.start();
         self.flush();
         self.started.signal();
@@ -214,33 +246,54 @@ impl ReplicaLoop {
             Ok(machine) => self.life = Life::Serving(Box::new(machine)),
             Err(_) => return self.freeze_now(FreezeCause::Panic, Some(&panics::last_place())),
         }
-        let config = &self.config;
-        let (replica, epoch) = (config.replica, config.epoch);
-        let facts = ReplicaFacts {
-            replica,
-            epoch,
-            role_code: self.role as u8,
-            total_blocks: config.blocks,
-            slots: config.slots,
-            round_tokens: config.step_tokens,
-            context_tokens_max: config.context_tokens_max,
-            speed_ppm: 1_000_000,
-            zone_rank: 0,
-            domain: 0,
-        };
+        let (replica, epoch) = (self.config.replica, self.config.epoch);
         self.wiring.board.update_replica(replica, |status| {
             status.epoch = epoch;
             status.state = ReplicaState::Ready;
         });
         tracing::info!(replica = replica.0, epoch = epoch.0, "replica is ready");
-        let _ = self.wiring.gateway.push_waiting(gateway_loop::CONTROL, GatewayWake::ReplicaUp(facts));
         self.step(ReplicaInput::Policies(self.seats.generation()));
-        self.step(ReplicaInput::GatewayUp(self.gateway));
+        for gateway in self.gateways.clone() {
+            self.come_up(gateway);
+        }
+        if self.draining {
+            self.step(ReplicaInput::Drain);
+        }
+    }
+
+    /// This epoch begins for a gateway.
+    fn come_up(&mut self, gateway: GatewayEpoch) {
+        let facts = facts(&self.config, self.standing);
+        match &self.wiring.links {
+            Some(links) => links.up(gateway, &facts),
+            None => _ = self.wiring.gateway.push_waiting(gateway_loop::CONTROL, GatewayWake::ReplicaUp(facts)),
+        }
+        self.step(ReplicaInput::GatewayUp(gateway));
+    }
+
+    /// A gateway is gone, and what it wanted with it: nobody hears of the ends.
+    fn leave(&mut self, gateway: GatewayEpoch) {
+        self.gateways.retain(|known| *known != gateway);
+        self.step(ReplicaInput::GatewayDown(gateway));
+        self.requests.retain(|request, _| request.gateway_epoch() != gateway);
+        self.parts.leave(gateway);
+    }
+
+    fn drain(&mut self) {
+        if std::mem::replace(&mut self.draining, true) {
+            return;
+        }
+        self.step(ReplicaInput::Drain);
+        // What was said before comes before.
+        self.flush();
+        if let Some(links) = &self.wiring.links {
+            links.draining(self.config.epoch);
+        }
     }
 
     fn handle(&mut self, wake: ReplicaWake) {
         match wake {
-            ReplicaWake::Gateway { epoch, message, context } => {
+            ReplicaWake::Gateway { gateway, epoch, message, context } => {
                 if epoch != self.config.epoch || !self.serves() {
                     return self.wiring.metrics.stale("replica");
                 }
@@ -252,9 +305,17 @@ impl ReplicaLoop {
                     self.follow(generation);
                 }
                 let closed = handoff::closed_by(&message);
-                self.step(ReplicaInput::Gateway { gateway: self.gateway, message });
+                self.step(ReplicaInput::Gateway { gateway, message });
                 self.forget_closed(closed);
             }
+            ReplicaWake::GatewayUp(gateway) => {
+                self.gateways.push(gateway);
+                if self.serves() {
+                    self.come_up(gateway);
+                }
+            }
+            ReplicaWake::GatewayDown(gateway) => self.leave(gateway),
+            ReplicaWake::Drain => self.drain(),
             ReplicaWake::Policies(order) => self.obey(order),
             ReplicaWake::Handoff { to, input } => self.take_handoff(to, input),
             ReplicaWake::Tail { to, transfer, tail } => self.take_tail(to, transfer, tail),
@@ -360,7 +421,7 @@ impl ReplicaLoop {
     fn carry_out(&mut self, effect: ReplicaEffect) {
         match effect {
             ReplicaEffect::Submit(plan) => self.submit(plan),
-            ReplicaEffect::Send { message, .. } => self.send(message),
+            ReplicaEffect::Send { gateway, message } => self.send(gateway, message),
             ReplicaEffect::Deliver { seq, batch, row, tokens, first } => self.deliver(seq, batch, row, tokens, first),
             ReplicaEffect::SequenceEnded { seq, outcome, tokens } => {
                 let Some(placed) = self.requests.get_mut(&seq.request) else { return };
@@ -421,11 +482,12 @@ impl ReplicaLoop {
         }
     }
 
-    fn send(&mut self, message: FromReplica) {
+    fn send(&mut self, gateway: GatewayEpoch, message: FromReplica) {
         match message {
             FromReplica::Ended { request, attempt, outcome, usage } => {
                 if let Some(placed) = self.requests.remove(&request) {
-                    self.items.push(TurnItem::Ended { context: placed.context, attempt, outcome, usage });
+                    let context = Some(placed.context);
+                    self.items.push(TurnItem::Ended { request, context, attempt, outcome, usage });
                     return;
                 }
             }
@@ -435,7 +497,7 @@ impl ReplicaLoop {
             }
             _ => {}
         }
-        self.messages.push(message);
+        self.messages.push((gateway, message));
     }
 
     fn deliver(&mut self, seq: SeqId, batch: BatchId, row: u32, tokens: u16, first: u32) {
@@ -519,8 +581,20 @@ impl ReplicaLoop {
     /// The gateway first: the ends among the items reach it by way of the output loop, and must not overtake the progress before them.
     fn flush(&mut self) {
         let (replica, epoch) = (self.config.replica, self.config.epoch);
+        if let Some(links) = &self.wiring.links {
+            self.wiring.board.placed_requests.store(self.requests.len() + self.parts.len(), Ordering::Relaxed);
+            links.flush(self.wiring.clock.now(), epoch, &self.messages, &self.items);
+            let is_over = self.items.iter().any(|item| matches!(item, TurnItem::Down { .. }));
+            self.messages.clear();
+            self.items.clear();
+            if is_over && let Some(port) = self.wiring.replica(replica) {
+                // What is said behind it arrives behind it: nobody has to confirm.
+                let _ = port.try_push(FEEDBACK, ReplicaWake::Settled { epoch });
+            }
+            return;
+        }
         if !self.messages.is_empty() {
-            let messages = std::mem::take(&mut self.messages);
+            let messages = std::mem::take(&mut self.messages).into_iter().map(|(_, message)| message).collect();
             let wake = GatewayWake::Replica { replica, epoch, messages };
             let _ = self.wiring.gateway.push_waiting(gateway_loop::REPLICAS, wake);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_base::limits::INFLIGHT_MAX;
-use penstock_base::{ReplicaEpoch, TransferId};
+use penstock_base::{GatewayEpoch, ReplicaEpoch, TransferId};
 use penstock_exec::SampledToken;
 use penstock_sched::handoff::Peer;
 use penstock_sched::message::ToReplica;
@@ -25,7 +25,7 @@ pub(crate) const FEEDBACK: Lane = Lane(2);
 pub(crate) const RESULTS: Lane = Lane(3);
 /// An order to freeze.
 pub(crate) const FREEZE: Lane = Lane(4);
-/// Shutdown.
+/// Gateways that come and go, drain, shutdown.
 pub(crate) const CONTROL: Lane = Lane(5);
 /// Orders about policies: of one activation, and what is left of one that was given up.
 pub(crate) const POLICIES: Lane = Lane(6);
@@ -37,19 +37,28 @@ pub(crate) const WORDS: Lane = Lane(8);
 /// What the mover has done; it waits for room.
 pub(crate) const MOVED: Lane = Lane(9);
 
+/// Stances of gateways that are processes of their own; each waits for room.
+pub(crate) const STANCES: Lane = Lane(10);
+
 /// Bounds of the lanes for a replica with this configuration among `replicas`.
-pub(crate) fn lanes(config: &ReplicaConfig, replicas: usize) -> [usize; 10] {
+pub(crate) fn lanes(config: &ReplicaConfig, replicas: usize) -> [usize; 11] {
     // Credit bounds the dispatches under way; each may be cancelled, and so may what runs. This loop takes everything that waits before
     // it hands over a turn, so that feedback cannot outnumber the turns that wait at the output loop, but for the two at its ends and the one that closes
     // an epoch.
     let granted = config.slots as usize + config.ready_window;
-    [4 * granted + 64, 1, TURNS_PER_REPLICA * replicas + 3, INFLIGHT_MAX + 1, 1, 8, 8, 1, 4_096, 256]
+    [4 * granted + 64, 1, TURNS_PER_REPLICA * replicas + 3, INFLIGHT_MAX + 1, 1, 8, 8, 1, 4_096, 256, 16]
 }
 
 /// Why a replica's loop wakes up.
 pub(crate) enum ReplicaWake {
     /// The gateway says something to this incarnation.
-    Gateway { epoch: ReplicaEpoch, message: ToReplica, context: Option<Arc<RequestContext>> },
+    Gateway { gateway: GatewayEpoch, epoch: ReplicaEpoch, message: ToReplica, context: Option<Arc<RequestContext>> },
+    /// A gateway in another process has come.
+    GatewayUp(GatewayEpoch),
+    /// It has left.
+    GatewayDown(GatewayEpoch),
+    /// No new work is taken any more.
+    Drain,
     /// A step is computed.
     Computed(StepOutcome),
     /// Ends and keys that the output loop found.

@@ -30,13 +30,15 @@ pub(crate) fn wiring(requests_max: usize) -> Arc<Wiring> {
     Arc::new(Wiring {
         clock: Clock::starting_now(),
         metrics: Arc::new(Metrics::new("demo")),
-        board: Board::new(Permits::new(requests_max, 1 << 20), Vec::new()),
+        board: Board::new(Permits::new(requests_max, 1 << 20), Vec::new(), true),
         limits: EngineLimits::default(),
         policies: PolicyPlane::new(source, 1, DecisionsConfig::default()).expect("a thread"),
         journal: None,
         context_tokens_max: 1_024,
         gateway: Mailbox::new(&gateway_loop::lanes(requests_max, 1)),
-        replicas: vec![Mailbox::new(&[64; 10])].into(),
+        replicas: Replicas::new([(ReplicaId(0), Mailbox::new(&[64; 11]))]),
+        links: None,
+        joins: None,
         movers: crate::handoff::Movers::default(),
         outputs: Mailbox::new(&outputs::lanes(requests_max, 1)),
     })

@@ -20,7 +20,7 @@ use crate::metrics::Metrics;
 use crate::outputs::OutputWake;
 use crate::permit::Permits;
 use crate::policies::machine::PolicyPlane;
-use crate::replica_wake::ReplicaWake;
+use crate::remote::{GatewayLinks, Joins, ReplicaPort, Replicas};
 use crate::status::{QueueStatus, ReplicaState, ReplicaStatus, Status};
 
 /// Shared by every loop and by the engine's handle.
@@ -35,28 +35,41 @@ pub(crate) struct Wiring {
     /// Longest sequence that every replica takes.
     pub context_tokens_max: u32,
     pub gateway: Mailbox<GatewayWake>,
-    pub replicas: Box<[Mailbox<ReplicaWake>]>,
+    pub replicas: Replicas,
+    /// At a worker: the gateways before it. Its own gateway mailbox and output mailbox are closed.
+    pub links: Option<GatewayLinks>,
+    /// At a gateway: the workers behind it.
+    pub joins: Option<Joins>,
     /// Of the replicas' movers; none without hand-offs.
     pub movers: Movers,
     pub outputs: Mailbox<OutputWake>,
 }
 
 impl Wiring {
-    /// The mailbox of one replica.
-    pub fn replica(&self, replica: ReplicaId) -> Option<&Mailbox<ReplicaWake>> {
-        self.replicas.get(replica.0 as usize)
+    /// Is there a gateway machine in this process?
+    pub fn has_gateway(&self) -> bool {
+        self.links.is_none()
     }
 
-    /// The mailbox of one replica's mover.
+    /// Where one replica is handed things.
+    pub fn replica(&self, replica: ReplicaId) -> Option<Arc<ReplicaPort>> {
+        self.replicas.get(replica)
+    }
+
+    /// The mailbox of the mover of one replica of this process.
     pub fn mover(&self, replica: ReplicaId) -> Option<&Mailbox<MoverWake>> {
-        self.movers.mailboxes.get(replica.0 as usize)
+        let index = self.replicas.locals().iter().position(|local| *local == replica)?;
+        self.movers.mailboxes.get(index)
     }
 
     /// Something broke that no replica can be blamed for: every loop ends, and with it every stream.
     pub fn die(&self) {
         self.board.dead.store(true, Ordering::Release);
         self.gateway.close();
-        self.replicas.iter().for_each(Mailbox::close);
+        self.replicas.all().iter().for_each(|port| port.close());
+        if let Some(links) = &self.links {
+            links.close();
+        }
         self.movers.mailboxes.iter().for_each(Mailbox::close);
         self.outputs.close();
     }
@@ -100,6 +113,8 @@ pub(crate) struct Board {
     pub dead: AtomicBool,
     /// New work is refused.
     pub draining: AtomicBool,
+    /// There is a gateway loop here, which must turn.
+    has_gateway: bool,
     /// The gateway's watchdog sees no progress.
     pub stuck: AtomicBool,
     /// When the gateway loop last turned, in nanoseconds of the clock.
@@ -120,10 +135,11 @@ pub(crate) struct Board {
 
 impl Board {
     /// Of an engine that has not started.
-    pub fn new(permits: Arc<Permits>, replicas: Vec<ReplicaStatus>) -> Self {
+    pub fn new(permits: Arc<Permits>, replicas: Vec<ReplicaStatus>, has_gateway: bool) -> Self {
         Self {
             dead: AtomicBool::new(false),
             draining: AtomicBool::new(false),
+            has_gateway,
             stuck: AtomicBool::new(false),
             beat_ns: AtomicU64::new(0),
             waiting_requests: AtomicI64::new(0),
@@ -144,9 +160,22 @@ impl Board {
     /// Changes what is known of one replica.
     pub fn update_replica(&self, replica: ReplicaId, change: impl FnOnce(&mut ReplicaStatus)) {
         let mut replicas = self.replicas.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(status) = replicas.get_mut(replica.0 as usize) {
+        if let Some(status) = replicas.iter_mut().find(|status| status.replica == replica) {
             change(status);
         }
+    }
+
+    /// A worker's replica is there, in this state.
+    pub fn know_replica(&self, status: ReplicaStatus) {
+        let mut replicas = self.replicas.lock().unwrap_or_else(PoisonError::into_inner);
+        replicas.retain(|known| known.replica != status.replica);
+        replicas.push(status);
+        replicas.sort_unstable_by_key(|known| known.replica);
+    }
+
+    /// A worker's replica has left.
+    pub fn forget_replica(&self, replica: ReplicaId) {
+        self.replicas.lock().unwrap_or_else(PoisonError::into_inner).retain(|known| known.replica != replica);
     }
 
     /// Everything at once.
@@ -155,7 +184,7 @@ impl Board {
         let live = !self.dead.load(Ordering::Acquire);
         let draining = self.draining.load(Ordering::Acquire);
         let beat = Instant(self.beat_ns.load(Ordering::Relaxed));
-        let stuck = self.stuck.load(Ordering::Relaxed) || now.since(beat) > BEAT_MAX;
+        let stuck = self.stuck.load(Ordering::Relaxed) || (self.has_gateway && now.since(beat) > BEAT_MAX);
         let held = self.permits.held();
         let serves = replicas.iter().any(|replica| replica.state == ReplicaState::Ready);
         Status {

@@ -68,8 +68,8 @@ impl Stop {
 /// Finds the first stop string in a text that arrives in pieces, and holds back what might become one.
 ///
 /// The stop that counts is the one whose last byte comes first; of several that end there, the longest. This does not depend on
-/// where pieces are cut, and the delivered text never contains a stop string.
-#[derive(Clone, Debug)]
+/// where pieces are cut, and the delivered text never contains a stop string. The default has no stop strings.
+#[derive(Clone, Default, Debug)]
 pub struct StopMatcher {
     stops: Vec<Stop>,
     /// Text seen and not delivered: the longest end of the text that begins some stop string.

@@ -39,7 +39,7 @@ const ROOMS: &[Room] = &[
     },
     Room {
         name: "engine",
-        uses: &["base", "kv", "policy-api", "sched", "journal", "model", "exec", "exec-cpu", "transport"],
+        uses: &["base", "kv", "policy-api", "sched", "journal", "model", "exec", "exec-cpu", "transport", "control"],
         pure_with: None,
     },
     Room { name: "sim", uses: &["base", "kv", "policy-api", "sched", "journal"], pure_with: None },

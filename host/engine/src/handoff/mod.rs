@@ -10,6 +10,6 @@ mod mover;
 mod setup;
 
 pub(crate) use mover::{MoverLoop, MoverOrder, MoverWake, ORDERS, RESET, WRITES, lanes};
-pub(crate) use setup::{Movers, prepare};
+pub(crate) use setup::{Movers, Prepared, prepare};
 
 pub use setup::HandoffSetup;

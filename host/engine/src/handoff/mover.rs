@@ -160,7 +160,8 @@ impl MoverLoop {
 
     /// To the own replica's loop: it must hear this.
     fn tell(&self, wake: ReplicaWake) {
-        if let Some(mailbox) = self.wiring.replica(self.replica) {
+        let port = self.wiring.replica(self.replica);
+        if let Some(mailbox) = port.as_ref().and_then(|port| port.local()) {
             let _ = mailbox.push_waiting(replica_wake::MOVED, wake);
         }
     }

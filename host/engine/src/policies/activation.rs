@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant as Moment;
 
-use penstock_base::{Duration, Generation, ReplicaId};
+use penstock_base::{Duration, Generation};
 
 use super::order::{Answers, Held, PolicyOrder, Said, Verdict};
 use super::seats::{Machine, Memory, PolicySource};
@@ -96,8 +96,8 @@ struct Session<'a> {
 
 impl<'a> Session<'a> {
     fn new(wiring: &'a Wiring) -> Self {
-        let replicas = (0..wiring.replicas.len()).map(|replica| Machine::Replica(replica as u32));
-        let machines: Vec<_> = std::iter::once(Machine::Gateway).chain(replicas).collect();
+        let replicas = (0..wiring.replicas.locals().len()).map(|replica| Machine::Replica(replica as u32));
+        let machines: Vec<_> = wiring.has_gateway().then_some(Machine::Gateway).into_iter().chain(replicas).collect();
         let (answers, said) = sync_channel(ANSWERS_PER_MACHINE * machines.len());
         Self { wiring, answers, said, machines, pauses: Vec::new() }
     }
@@ -122,7 +122,7 @@ impl<'a> Session<'a> {
         };
         let held = sets.into_iter().map(hold).collect();
         let committed = self.prepare(held).and_then(|serving| {
-            self.commit(generation, &verdict)?;
+            self.commit(generation, &verdict, source)?;
             Ok(serving)
         });
         match committed {
@@ -155,7 +155,8 @@ impl<'a> Session<'a> {
         }
         memories.sort_by_key(|(machine, _)| *machine);
         self.machines = memories.iter().map(|(machine, _)| *machine).collect();
-        if self.machines.first() == Some(&Machine::Gateway) { Ok(memories) } else { Err(ActivationError::NotRunning) }
+        let leads = if self.wiring.has_gateway() { Machine::Gateway } else { Machine::Replica(0) };
+        if self.machines.first() == Some(&leads) { Ok(memories) } else { Err(ActivationError::NotRunning) }
     }
 
     /// Every machine holds its set. The replicas that serve now.
@@ -177,7 +178,20 @@ impl<'a> Session<'a> {
     }
 
     /// The gateway switches at its step boundary, and with it the activation takes place.
-    fn commit(&mut self, generation: Generation, verdict: &Verdict) -> Result<(), ActivationError> {
+    fn commit(
+        &mut self,
+        generation: Generation,
+        verdict: &Verdict,
+        source: &PolicySource,
+    ) -> Result<(), ActivationError> {
+        if !self.wiring.has_gateway() {
+            // A worker has no machine that leads: it takes place when every replica is told.
+            verdict.commit();
+            self.wiring.policies.set_current(generation, source.clone());
+            return self.machines.clone().into_iter().try_for_each(|machine| {
+                self.send(machine, PolicyOrder::Switch(generation))
+            });
+        }
         let machine = Machine::Gateway;
         self.send(machine, PolicyOrder::Switch(generation))?;
         let silent = self.collect(vec![machine], |_, said| matches!(said, Said::Switched { .. }));
@@ -231,8 +245,8 @@ impl<'a> Session<'a> {
                 let wake = GatewayWake::Policies(order);
                 self.wiring.gateway.try_push(gateway_loop::POLICIES, wake).map_err(|error| is_full(&error))
             }
-            Machine::Replica(replica) => match self.wiring.replica(ReplicaId(replica)) {
-                Some(mailbox) => mailbox
+            Machine::Replica(index) => match self.wiring.replicas.local(index) {
+                Some(port) => port
                     .try_push(replica_wake::POLICIES, ReplicaWake::Policies(order))
                     .map_err(|error| is_full(&error)),
                 None => Err(false),

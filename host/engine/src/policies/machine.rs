@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_base::{Generation, Instant, ReplicaId};
+use penstock_base::{Generation, Instant};
 use penstock_journal::Machine as Logged;
 use penstock_policy_api::validate::{Change, Malformed};
 use penstock_policy_api::{Decision, Policies};
@@ -44,7 +44,8 @@ impl PolicyPlane {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn set_current(&self, generation: Generation, source: PolicySource) {
+    /// Another one is.
+    pub fn set_current(&self, generation: Generation, source: PolicySource) {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = (generation, source);
     }
 }
@@ -222,8 +223,10 @@ impl MachineSeats {
         let generation = self.generation();
         match self.machine {
             Machine::Gateway => self.wiring.metrics.policy_generation(generation),
-            Machine::Replica(replica) => {
-                self.wiring.board.update_replica(ReplicaId(replica), |status| status.generation = generation);
+            Machine::Replica(index) => {
+                if let Some(replica) = self.wiring.replicas.locals().get(index as usize) {
+                    self.wiring.board.update_replica(*replica, |status| status.generation = generation);
+                }
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use penstock_base::{BatchId, ReplicaEpoch, SeqId, TransferId};
+use penstock_base::{BatchId, GatewayEpoch, ReplicaEpoch, SeqId, TransferId};
 use penstock_exec::SampledToken;
 use penstock_sched::handoff::{Order, Peer};
 use penstock_sched::message::ToReplica;
@@ -14,6 +14,7 @@ use crate::context::RequestContext;
 use crate::handoff::{MoverOrder, MoverWake, ORDERS, RESET, WRITES};
 use crate::mailbox::PushError;
 use crate::outputs::TurnItem;
+use crate::remote::Word;
 use crate::replica_wake::{self, FreezeCause, ReplicaWake};
 
 /// A hand-off in which this replica takes part, from the order to begin to the order to let go.
@@ -27,6 +28,17 @@ struct Part {
 /// All of them.
 #[derive(Default)]
 pub(super) struct Parts(HashMap<TransferId, Part>);
+
+impl Parts {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Those that this gateway led come to nothing.
+    pub(super) fn leave(&mut self, gateway: GatewayEpoch) {
+        self.0.retain(|transfer, _| transfer.gateway_epoch() != gateway);
+    }
+}
 
 impl ReplicaLoop {
     fn me(&self) -> Peer {
@@ -130,8 +142,10 @@ impl ReplicaLoop {
 
     /// A word for another replica. It may be lost: then it is said again.
     fn post(&self, to: Peer, input: HandoffInput) {
-        if let Some(mailbox) = self.wiring.replica(to.replica) {
-            let _ = mailbox.try_push(replica_wake::WORDS, ReplicaWake::Handoff { to, input });
+        if let Some(port) = self.wiring.replica(to.replica) {
+            let _ = port.try_push(replica_wake::WORDS, ReplicaWake::Handoff { to, input });
+        } else if let (Some(links), Some(transfer)) = (&self.wiring.links, transfer_of(&input)) {
+            links.word(transfer.gateway_epoch(), &Word::Handoff { to, input });
         }
     }
 
@@ -188,6 +202,15 @@ pub(super) fn closed_by(message: &ToReplica) -> Option<TransferId> {
     match message {
         ToReplica::Prefill(ordered) => matches!(ordered.order, Order::Close { .. }).then_some(ordered.transfer),
         ToReplica::Decode(ordered) => matches!(ordered.order, Order::Close { .. }).then_some(ordered.transfer),
+        _ => None,
+    }
+}
+
+/// The hand-off that another replica hears of.
+fn transfer_of(input: &HandoffInput) -> Option<TransferId> {
+    match input {
+        HandoffInput::OfSender(word) => Some(word.transfer),
+        HandoffInput::OfReceiver(word) => Some(word.transfer),
         _ => None,
     }
 }

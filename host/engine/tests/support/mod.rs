@@ -5,6 +5,7 @@
 
 #![allow(dead_code, unused_imports, reason = "each test file uses a part of the rig")]
 
+pub mod cluster;
 mod executor;
 mod policies;
 

@@ -146,6 +146,7 @@ impl Receiver {
                 None => out.push(ReceiverEffect::Stale),
             },
             ReceiverEvent::PeerUp(peer) => self.peer_up(now, peer, kv, out),
+            ReceiverEvent::GatewayUp(epoch) => self.dead.remove(epoch),
             ReceiverEvent::GatewayDown(epoch) => self.gateway_down(now, epoch, kv, out),
             ReceiverEvent::Window(window) => self.set_window(window, out),
             ReceiverEvent::Drain => self.draining = true,

@@ -40,6 +40,8 @@ pub enum ReceiverEvent {
     GiveUp(TransferId),
     /// A replica has this incarnation now.
     PeerUp(Peer),
+    /// This incarnation of a gateway speaks to this replica, perhaps again.
+    GatewayUp(GatewayEpoch),
     /// This incarnation of a gateway is gone.
     GatewayDown(GatewayEpoch),
     /// Explicit back-pressure: so many chunks of each transfer may be under way from now on; 0 is none.

@@ -145,6 +145,7 @@ impl Sender {
             },
             SenderEvent::Quiet(transfer) => self.quiet(now, transfer, kv, out),
             SenderEvent::PeerUp(peer) => self.peer_up(now, peer, out),
+            SenderEvent::GatewayUp(epoch) => self.dead.remove(epoch),
             SenderEvent::GatewayDown(epoch) => self.gateway_down(now, epoch, kv, out),
             SenderEvent::Drain => self.draining = true,
             SenderEvent::Tick => {}

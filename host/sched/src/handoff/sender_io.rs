@@ -53,6 +53,8 @@ pub enum SenderEvent {
     Quiet(TransferId),
     /// A replica has this incarnation now.
     PeerUp(Peer),
+    /// This incarnation of a gateway speaks to this replica, perhaps again.
+    GatewayUp(GatewayEpoch),
     /// This incarnation of a gateway is gone.
     GatewayDown(GatewayEpoch),
     /// Take nothing new.

@@ -192,6 +192,15 @@ impl DeadGateways {
         }
     }
 
+    /// It speaks again: what it says from now on is new.
+    pub(super) fn remove(&mut self, epoch: GatewayEpoch) {
+        // The oldest stands first again, so that the next one to leave is it.
+        let oldest = self.next.min(self.epochs.len());
+        self.epochs.rotate_left(oldest);
+        self.next = 0;
+        self.epochs.retain(|dead| *dead != epoch);
+    }
+
     pub(super) fn encode(&self, out: &mut Writer) {
         self.epochs.put(out);
         out.count(self.next);

@@ -139,6 +139,7 @@ impl Replica {
         }
         let (sender, receiver) = match told {
             Told::PeerUp(peer) => (SenderEvent::PeerUp(peer), ReceiverEvent::PeerUp(peer)),
+            Told::GatewayUp(epoch) => (SenderEvent::GatewayUp(epoch), ReceiverEvent::GatewayUp(epoch)),
             Told::GatewayDown(epoch) => (SenderEvent::GatewayDown(epoch), ReceiverEvent::GatewayDown(epoch)),
             Told::Drain => (SenderEvent::Drain, ReceiverEvent::Drain),
         };
@@ -436,6 +437,7 @@ impl Replica {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Told {
     PeerUp(Peer),
+    GatewayUp(GatewayEpoch),
     GatewayDown(GatewayEpoch),
     Drain,
 }

@@ -50,10 +50,12 @@ impl Replica {
         }
     }
 
-    pub(super) fn gateway_up(&mut self, gateway: GatewayEpoch, effects: &mut ReplicaEffects) {
+    pub(super) fn gateway_up(&mut self, now: Instant, gateway: GatewayEpoch, effects: &mut ReplicaEffects) {
         if !self.peers.add(gateway) {
             return self.stale(effects);
         }
+        // It may have been cut off: what it says from now on counts again.
+        self.tell_parties(now, Told::GatewayUp(gateway), effects);
         self.list_cache(gateway, effects);
     }
 
@@ -89,8 +91,12 @@ impl Replica {
         if let Some(peer) = self.peers.get_mut(gateway) {
             peer.covers = peer.covers.max(dispatch.number);
         }
-        if self.by_id.contains_key(&dispatch.manifest.request) {
-            return self.stale(effects);
+        if let Some(&entry) = self.by_id.get(&dispatch.manifest.request) {
+            // One whose gateway was cut off and is back may still wait for its last step.
+            return match self.request(entry).live {
+                0 => self.refuse(gateway, &dispatch, RefuseReason::NotReady, effects),
+                _ => self.stale(effects),
+            };
         }
         if let Err(reason) = self.admit(now, gateway, &dispatch) {
             self.refuse(gateway, &dispatch, reason, effects);

@@ -317,7 +317,7 @@ impl Replica {
     fn take_input(&mut self, now: Instant, input: ReplicaInput, effects: &mut ReplicaEffects) {
         match input {
             ReplicaInput::Gateway { gateway, message } => self.take_message(now, gateway, message, effects),
-            ReplicaInput::GatewayUp(gateway) => self.gateway_up(gateway, effects),
+            ReplicaInput::GatewayUp(gateway) => self.gateway_up(now, gateway, effects),
             ReplicaInput::GatewayDown(gateway) => self.gateway_down(now, gateway, effects),
             ReplicaInput::BatchDone { batch, rows, took } => self.batch_done(now, batch, &rows, took, effects),
             ReplicaInput::BatchFailed { batch, failure, rows, done } => {
