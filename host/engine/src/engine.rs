@@ -200,13 +200,8 @@ impl Engine {
         (replica.replica, replica.epoch) = (identity.replica, identity.epoch);
         let standing = Standing { index: 0, role: identity.role, domain: identity.domain };
         let facts = replica_loop::facts(&replica, standing);
-        let parts = Parts {
-            gateway: None,
-            replicas: vec![(replica, standing)],
-            executors,
-            movers: Vec::new(),
-            joins: None,
-        };
+        let parts =
+            Parts { gateway: None, replicas: vec![(replica, standing)], executors, movers: Vec::new(), joins: None };
         Ok((Self::assemble(config, model, geometry, parts)?, facts, Vec::new()))
     }
 
@@ -319,6 +314,16 @@ impl Engine {
     /// See [`JoinError`]; the session is closed.
     pub fn join(&self, worker: Conversation) -> Result<Joined, JoinError> {
         remote::join(&self.wiring, worker)
+    }
+
+    /// Gives a worker's replica no new work from now on; what it has goes on. For one that is about to end. It takes work again when it has joined
+    /// anew.
+    pub fn hold(&self, replica: ReplicaId) {
+        let known = self.status().replicas.into_iter().find(|known| known.replica == replica);
+        if let Some(epoch) = known.map(|known| known.epoch) {
+            let wake = GatewayWake::ReplicaDrain { replica, epoch };
+            let _ = self.wiring.gateway.try_push(gateway_loop::CONTROL, wake);
+        }
     }
 
     pub(crate) fn wiring(&self) -> &Arc<Wiring> {

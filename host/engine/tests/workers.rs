@@ -15,7 +15,12 @@ use tokio::runtime::Runtime;
 
 fn config() -> EngineConfig {
     let mut config = EngineConfig {
-        replica: ReplicaConfig { step_tokens: 32, chunk_tokens: 16, check_every_step: true, ..ReplicaConfig::default() },
+        replica: ReplicaConfig {
+            step_tokens: 32,
+            chunk_tokens: 16,
+            check_every_step: true,
+            ..ReplicaConfig::default()
+        },
         ..EngineConfig::default()
     };
     config.gateway.check_every_step = true;

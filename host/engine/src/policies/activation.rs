@@ -188,9 +188,11 @@ impl<'a> Session<'a> {
             // A worker has no machine that leads: it takes place when every replica is told.
             verdict.commit();
             self.wiring.policies.set_current(generation, source.clone());
-            return self.machines.clone().into_iter().try_for_each(|machine| {
-                self.send(machine, PolicyOrder::Switch(generation))
-            });
+            return self
+                .machines
+                .clone()
+                .into_iter()
+                .try_for_each(|machine| self.send(machine, PolicyOrder::Switch(generation)));
         }
         let machine = Machine::Gateway;
         self.send(machine, PolicyOrder::Switch(generation))?;
@@ -246,9 +248,9 @@ impl<'a> Session<'a> {
                 self.wiring.gateway.try_push(gateway_loop::POLICIES, wake).map_err(|error| is_full(&error))
             }
             Machine::Replica(index) => match self.wiring.replicas.local(index) {
-                Some(port) => port
-                    .try_push(replica_wake::POLICIES, ReplicaWake::Policies(order))
-                    .map_err(|error| is_full(&error)),
+                Some(port) => {
+                    port.try_push(replica_wake::POLICIES, ReplicaWake::Policies(order)).map_err(|error| is_full(&error))
+                }
                 None => Err(false),
             },
         };

@@ -9,8 +9,8 @@ use penstock_sched::gateway::ReplicaFacts;
 
 use super::wire::{Endpoint, put_endpoint, take_endpoint};
 
-/// Of what this build says. Another one is refused before anything is read of it.
-const VERSION: u16 = 1;
+/// Version of everything that gateways and workers say to each other. Another one is refused before anything is read of it.
+pub const WIRE_VERSION: u16 = 1;
 
 /// A worker's.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl WorkerGreeting {
 
     pub fn write(&self) -> Bytes {
         let mut out = Writer::new();
-        out.u16(VERSION);
+        out.u16(WIRE_VERSION);
         self.facts.put(&mut out);
         out.u32(self.block_size_tokens);
         out.u64(self.kv_token_bytes);
@@ -57,7 +57,7 @@ impl WorkerGreeting {
 /// What a gateway with this number puts into its identity when it dials a worker.
 pub fn gateway_greeting(epoch: GatewayEpoch) -> Bytes {
     let mut out = Writer::new();
-    out.u16(VERSION);
+    out.u16(WIRE_VERSION);
     out.u16(epoch.0);
     out.into_bytes().into()
 }
@@ -72,7 +72,7 @@ pub(super) fn read_gateway_greeting(bytes: &[u8]) -> Result<GatewayEpoch, Decode
 fn versioned(bytes: &[u8]) -> Result<Reader<'_>, DecodeError> {
     let mut from = Reader::new(bytes);
     match from.u16()? {
-        VERSION => Ok(from),
+        WIRE_VERSION => Ok(from),
         _ => Err(DecodeError::Invalid("version of the greeting")),
     }
 }

@@ -196,7 +196,11 @@ impl Reader {
                 let now = self.wiring.clock.now();
                 let handled = ToGateway::read(&body, now).map_err(|error| error.to_string());
                 if let Err(why) = handled.and_then(|said| self.hear(said)) {
-                    tracing::error!(replica = self.replica.0, why, "a worker's message makes no sense: its session ends");
+                    tracing::error!(
+                        replica = self.replica.0,
+                        why,
+                        "a worker's message makes no sense: its session ends"
+                    );
                     link.close();
                     break;
                 }

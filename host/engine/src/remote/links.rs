@@ -28,7 +28,6 @@ impl GatewayLinks {
         self.links.write().unwrap_or_else(PoisonError::into_inner).retain(|(epoch, _)| *epoch != gateway);
     }
 
-
     fn each(&self) -> impl Iterator<Item = (GatewayEpoch, Link)> {
         self.links.read().unwrap_or_else(PoisonError::into_inner).clone().into_iter()
     }

@@ -25,7 +25,7 @@ mod tokens;
 mod wire;
 mod worker;
 
-pub use greeting::gateway_greeting;
+pub use greeting::{WIRE_VERSION, gateway_greeting};
 pub use join::{JoinError, Joined};
 pub use worker::{RefusedGateway, Worker, WorkerIdentity};
 

@@ -287,7 +287,9 @@ impl ToWorker {
                 let to = Peer::take(&mut from)?;
                 Self::Word(match from.u8()? {
                     0 => match HandoffInput::take(&mut from)? {
-                        input @ (HandoffInput::OfSender(_) | HandoffInput::OfReceiver(_)) => Word::Handoff { to, input },
+                        input @ (HandoffInput::OfSender(_) | HandoffInput::OfReceiver(_)) => {
+                            Word::Handoff { to, input }
+                        }
                         _ => return Err(DecodeError::Invalid("word of another worker")),
                     },
                     1 => Word::Mover { to, body: Bytes::copy_from_slice(from.blob()?) },

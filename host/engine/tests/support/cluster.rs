@@ -139,12 +139,7 @@ pub fn await_idle(served: &Served) {
 }
 
 /// A conversation with a worker by somebody with this number and greeting.
-pub fn dial_raw(
-    runtime: &Runtime,
-    served: &Served,
-    id: u64,
-    greeting: bytes::Bytes,
-) -> penstock_control::Conversation {
+pub fn dial_raw(runtime: &Runtime, served: &Served, id: u64, greeting: bytes::Bytes) -> penstock_control::Conversation {
     let identity = identity(id, 1, greeting);
     let settings = DialSettings { address: served.address.to_string(), epoch: None, identity, limits: limits() };
     runtime.block_on(dial(settings)).expect("it listens")
