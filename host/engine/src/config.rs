@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use penstock_base::Duration;
+use penstock_kv_events::PublisherSettings;
 use penstock_model::{Namespace, Tokenizer};
 use penstock_sched::gateway::GatewayConfig;
 use penstock_sched::replica::ReplicaConfig;
@@ -32,6 +33,9 @@ pub struct EngineConfig {
     pub decisions: DecisionsConfig,
     /// Where the machines' inputs and decisions are written down; none is nowhere.
     pub journal: Option<JournalConfig>,
+    /// Where replicas tell what they cache; none is nowhere. The first has these addresses, the ports of the others follow. Rank and life are
+    /// the replica's.
+    pub kv_events: Option<PublisherSettings>,
 }
 
 /// Bounds of what the driver keeps for its clients.

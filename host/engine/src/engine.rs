@@ -13,6 +13,7 @@ use penstock_sched::gateway::{GatewayConfig, ReplicaFacts};
 use penstock_sched::message::Load;
 use penstock_sched::replica::ReplicaConfig;
 
+use crate::cache_events::{self, CacheTap};
 use crate::clock::Clock;
 use crate::config::{EngineConfig, ServedModel};
 use crate::context::{ContextRules, RequestContext, SubmissionFault, pending_bytes};
@@ -73,6 +74,9 @@ pub enum EngineError {
         /// In the words of whoever tried them.
         why: String,
     },
+    /// KV events cannot be published as they should be.
+    #[error(transparent)]
+    KvEvents(#[from] penstock_kv_events::KvEventsError),
     /// The system gave no thread.
     #[error("a thread could not be started: {0}")]
     Thread(#[from] std::io::Error),
@@ -127,6 +131,8 @@ pub struct Engine {
     gateway_epoch: GatewayEpoch,
     geometry: Geometry,
     prefix_cache: bool,
+    /// Entries of the gateway's prefix index.
+    cached_keys_max: usize,
     /// Counter of the last request; held while a request is handed in, so that ids arrive in order.
     last: Mutex<u64>,
     threads: Mutex<Vec<(&'static str, JoinHandle<()>)>>,
@@ -227,6 +233,13 @@ impl Engine {
             .as_ref()
             .map(|journal| Journal::start(journal, (count, context_tokens_max), &metrics))
             .transpose()?;
+        let (taps, publish) = match &config.kv_events {
+            None => (replicas.iter().map(|_| CacheTap::closed()).collect(), None),
+            Some(settings) => {
+                let (taps, run) = cache_events::start(settings, count, geometry.block_size_tokens, &metrics)?;
+                (taps, Some(run))
+            }
+        };
         // Senders that the gateway's mailboxes must have room for.
         let senders = joins.as_ref().map_or(count, Joins::workers_max);
         let mailbox = |replica: &ReplicaConfig| Mailbox::new(&replica_wake::lanes(replica, count));
@@ -251,10 +264,14 @@ impl Engine {
             gateway_epoch: gateway.as_ref().map_or(GatewayEpoch(0), |gateway| gateway.epoch),
             geometry,
             prefix_cache: config.replica.prefix_cache,
+            cached_keys_max: config.gateway.directory_keys_max,
             last: Mutex::new(0),
             threads: Mutex::default(),
             ended: Arc::default(),
         };
+        if let Some(run) = publish {
+            engine.spawn("publisher of KV events", "penstock-events".into(), run)?;
+        }
         for ((replica, _), prepared) in replicas.iter().zip(movers) {
             let replica = replica.replica;
             let mover = MoverLoop::new(Arc::clone(&engine.wiring), replica, prepared);
@@ -267,7 +284,8 @@ impl Engine {
                 engine.wiring.outputs.close();
             }
         }
-        let replicas = replicas.into_iter().zip(first).map(|((config, standing), first)| (config, standing, first));
+        let replicas = replicas.into_iter().zip(taps).zip(first);
+        let replicas = replicas.map(|(((config, standing), tap), first)| (config, standing, tap, first));
         engine.start_replica_loops(replicas.collect(), executors)?;
         Ok(engine)
     }
@@ -282,14 +300,14 @@ impl Engine {
 
     fn start_replica_loops(
         &self,
-        replicas: Vec<(ReplicaConfig, Standing, Box<dyn PreparedPolicies>)>,
+        replicas: Vec<(ReplicaConfig, Standing, CacheTap, Box<dyn PreparedPolicies>)>,
         executors: Vec<Box<dyn Executor>>,
     ) -> Result<(), EngineError> {
         let started = Arc::new(Latch::default());
         let count = replicas.len();
         // Those of other processes come later, and say so.
         let gateways: Vec<_> = self.wiring.has_gateway().then_some(self.gateway_epoch).into_iter().collect();
-        for ((config, standing, policies), executor) in replicas.into_iter().zip(executors) {
+        for ((config, standing, tap, policies), executor) in replicas.into_iter().zip(executors) {
             let steps = Arc::new(Mailbox::new(&executor_loop::lanes()));
             let replica = config.replica;
             let executor =
@@ -298,7 +316,7 @@ impl Engine {
             let (wiring, started, gateways) = (Arc::clone(&self.wiring), Arc::clone(&started), gateways.clone());
             self.spawn("replica", format!("penstock-rep-{replica}"), move || {
                 let seats = MachineSeats::new(Arc::clone(&wiring), Machine::Replica(standing.index), policies);
-                ReplicaLoop::new(wiring, steps, (config, standing), gateways, seats, started).run();
+                ReplicaLoop::new(wiring, steps, (config, standing, tap), gateways, seats, started).run();
             })?;
         }
         // A submission must not overtake the news that there are replicas.
@@ -480,6 +498,10 @@ impl Engine {
     /// Namespace of cached blocks.
     pub fn namespace(&self) -> &Namespace {
         &self.model.namespace
+    }
+
+    pub(crate) fn cached_keys_max(&self) -> usize {
+        self.cached_keys_max
     }
 
     /// The incarnation that minted this engine's request ids.

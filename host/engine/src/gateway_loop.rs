@@ -12,9 +12,10 @@ use penstock_sched::gateway::{
 use penstock_sched::handoff::{End, Order};
 use penstock_sched::message::{FromReplica, ToReplica};
 
+use crate::cache_events::CacheNews;
 use crate::context::RequestContext;
 use crate::limits::{
-    CANCELS_PER_REQUEST, CONTROL_PER_REPLICA, CONTROL_WAKES, DELIVERIES_PER_REQUEST, TURNS_PER_REPLICA,
+    CANCELS_PER_REQUEST, CONTROL_PER_REPLICA, CONTROL_WAKES, DELIVERIES_PER_REQUEST, NEWS_WAKES_MAX, TURNS_PER_REPLICA,
 };
 use crate::mailbox::{Lane, PushError};
 use crate::outputs::{self, OutputWake};
@@ -40,8 +41,11 @@ pub(crate) const CONTROL: Lane = Lane(4);
 /// Orders about policies: of one activation, and what is left of one that was given up.
 pub(crate) const POLICIES: Lane = Lane(5);
 
+/// What followers heard of replicas' caches. A follower waits for room here.
+pub(crate) const CACHES: Lane = Lane(6);
+
 /// Bounds of the lanes.
-pub(crate) fn lanes(requests_max: usize, replicas: usize) -> [usize; 6] {
+pub(crate) fn lanes(requests_max: usize, replicas: usize) -> [usize; 7] {
     [
         requests_max,
         CANCELS_PER_REQUEST * requests_max,
@@ -49,6 +53,7 @@ pub(crate) fn lanes(requests_max: usize, replicas: usize) -> [usize; 6] {
         TURNS_PER_REPLICA * replicas,
         CONTROL_WAKES + CONTROL_PER_REPLICA * replicas,
         8,
+        NEWS_WAKES_MAX,
     ]
 }
 
@@ -68,6 +73,8 @@ pub(crate) enum GatewayWake {
     ReplicaDown { replica: ReplicaId, epoch: ReplicaEpoch, lost: bool },
     /// A replica takes no new work; what it has goes on.
     ReplicaDrain { replica: ReplicaId, epoch: ReplicaEpoch },
+    /// What a replica's KV events say.
+    CacheNews(CacheNews),
     /// Something about policies.
     Policies(PolicyOrder),
     /// Nothing new enters.
@@ -77,6 +84,10 @@ pub(crate) enum GatewayWake {
     /// Everything ends, then the loops.
     Shutdown,
 }
+
+mod followed;
+
+use followed::Followed;
 
 /// See the module.
 pub(crate) struct GatewayLoop {
@@ -97,6 +108,8 @@ pub(crate) struct GatewayLoop {
     stop_at: Option<Instant>,
     /// Replicas that will not come back.
     replicas_lost: usize,
+    /// Replicas whose cache is heard of by KV events.
+    followed: HashMap<ReplicaId, Followed>,
 }
 
 /// What the driver knows of a request beside the machine.
@@ -122,6 +135,7 @@ impl GatewayLoop {
             settling: HashMap::new(),
             stop_at: None,
             replicas_lost: 0,
+            followed: HashMap::new(),
         }
     }
 
@@ -204,8 +218,14 @@ impl GatewayLoop {
             GatewayWake::Submit { context, writer } => self.submit(context, writer),
             GatewayWake::Cancel { request, cause } => self.cancel(request, cause),
             GatewayWake::Delivery { request, event } => self.step(GatewayInput::Delivery { request, event }),
+            GatewayWake::CacheNews(news) => self.take_cache_news(news),
             GatewayWake::Replica { replica, epoch, messages } => {
-                for message in messages {
+                for mut message in messages {
+                    if let Some(followed) = self.followed.get(&replica)
+                        && !followed.lets_pass(&mut message)
+                    {
+                        continue;
+                    }
                     if let FromReplica::Refuse { request, .. } = message {
                         self.unplaced(request);
                     }
@@ -220,6 +240,7 @@ impl GatewayLoop {
                 }
             }
             GatewayWake::ReplicaUp(facts) => {
+                self.followed.remove(&facts.replica);
                 self.step(GatewayInput::ReplicaUp(facts));
                 // It may have come up with the set before this one: word of the swap went to the epoch before.
                 if let Some(mailbox) = self.wiring.replica(facts.replica) {
@@ -236,6 +257,7 @@ impl GatewayLoop {
             GatewayWake::Policies(order) => self.seats.obey(order, true),
             GatewayWake::ReplicaDown { replica, epoch, lost } => {
                 self.replicas_lost += usize::from(lost);
+                self.followed.remove(&replica);
                 let placed_there =
                     |(&request, tracked): (&RequestId, &Tracked)| (tracked.placed == Some(replica)).then_some(request);
                 for request in self.requests.iter().filter_map(placed_there).collect::<Vec<_>>() {
@@ -243,6 +265,7 @@ impl GatewayLoop {
                     self.teller.tell(self.wiring.clock.now(), request, Happened::ReplicaLost { replica });
                 }
                 self.step(GatewayInput::ReplicaDown { replica, epoch });
+                self.count_doubted();
                 let its =
                     |(&request, &(at, _)): (&RequestId, &(ReplicaId, Instant))| (at == replica).then_some(request);
                 for request in self.settling.iter().filter_map(its).collect::<Vec<_>>() {
@@ -410,6 +433,17 @@ impl GatewayLoop {
                 End::HandedOff(_) | End::Failed(_) | End::Cancelled => {}
             },
             GatewayEvent::CacheGap { replica } => tracing::warn!(replica = replica.0, "gap in cache events"),
+            GatewayEvent::CacheBelief { replica, believed: true } => {
+                tracing::info!(replica = replica.0, "what a replica caches is known again and counts in routing");
+                self.count_doubted();
+            }
+            GatewayEvent::CacheBelief { replica, believed: false } => {
+                tracing::warn!(
+                    replica = replica.0,
+                    "what a replica caches is not known well enough: requests go to it by load alone"
+                );
+                self.count_doubted();
+            }
             _ => {}
         }
     }

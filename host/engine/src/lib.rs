@@ -6,6 +6,7 @@
 //! Layer 4: it knows neither HTTP nor which executor computes.
 
 mod answer;
+mod cache_events;
 mod clock;
 mod config;
 mod context;
@@ -34,6 +35,7 @@ mod story;
 mod stream;
 mod wiring;
 
+pub use cache_events::CacheFollower;
 pub use clock::Clock;
 pub use config::{EngineConfig, EngineLimits, ServedModel, Vocabulary};
 pub use context::SubmissionFault;
@@ -41,6 +43,7 @@ pub use engine::{DrainReport, Engine, EngineError, SubmitError};
 pub use handoff::HandoffSetup;
 pub use journal::JournalConfig;
 pub use metrics::{Metrics, outcome_labels};
+pub use penstock_kv_events::{ConsumerSettings, KvEventsError, PublisherSettings, Trust};
 pub use policies::activation::{Activation, ActivationError};
 pub use policies::inputs::{InputsKept, KeptFor, KeptTable, Names};
 pub use policies::log::{DECISIONS_KEPT_MAX, DecisionRecord, DecisionsConfig, FIRST_ROWS, Proposal};

@@ -26,6 +26,17 @@ pub(crate) const CONTROL_WAKES: usize = 16;
 pub(crate) const CONTROL_PER_REPLICA: usize = 8;
 /// Requests that a gateway knows a worker was told of, after which it looks which of them nobody holds any more. A few times what runs at one.
 pub(crate) const CONTEXTS_SWEEP: usize = 4_096;
+/// Turns with changes of the cache that may wait for the publisher of KV events: it takes a turn in some microseconds, and a second of
+/// steps is far fewer.
+pub(crate) const TAPPED_TURNS_MAX: usize = 1_024;
+/// Changes in them, some 80 bytes each. One turn alone may have more: all that a pool can hold.
+pub(crate) const TAPPED_CHANGES_MAX: usize = 1 << 16;
+/// Changes in one batch of KV events: with the tokens of the largest usual blocks it is well below what a payload may have.
+pub(crate) const TOLD_CHANGES_MAX: usize = 2_048;
+/// Changes of a followed cache in one wake of the gateway's loop, so that a whole listing does not keep requests waiting.
+pub(crate) const NEWS_CHANGES_MAX: usize = 1_024;
+/// Such wakes that may wait there: a follower waits for room.
+pub(crate) const NEWS_WAKES_MAX: usize = 16;
 /// Most candidates with log-probabilities at a position, as the OpenAI API bounds them.
 pub(crate) const LOGPROBS_MAX: u8 = 20;
 

@@ -9,7 +9,10 @@
 //!    └──executor lost, or frozen too often──► Lost
 //! ```
 
+mod cached;
 mod handoff;
+mod placed;
+mod result;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,6 +26,7 @@ use penstock_sched::gateway::ReplicaFacts;
 use penstock_sched::message::{FromReplica, Load, ToReplica};
 use penstock_sched::replica::{Replica, ReplicaConfig, ReplicaEffect, ReplicaEffects, ReplicaEvent, ReplicaInput};
 
+use crate::cache_events::CacheTap;
 use crate::context::RequestContext;
 use crate::executor_loop::{STEPS, StepOrder, StepOutcome};
 use crate::gateway_loop::{self, GatewayWake};
@@ -37,6 +41,8 @@ use crate::replica_wake::{FEEDBACK, FreezeCause, ReplicaWake};
 use crate::status::ReplicaState;
 use crate::wiring::Wiring;
 use handoff::Parts;
+use placed::Placed;
+use result::faults;
 
 /// Which part a replica has, by the numbers of the contract.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,28 +91,6 @@ enum Life {
     Lost,
 }
 
-/// One request as this replica's driver knows it: what its sequences' slots start from.
-struct Placed {
-    context: Arc<RequestContext>,
-    attempt: u16,
-    /// Output tokens of each sequence that count; none of one that has ended.
-    outputs: Box<[Option<Vec<u32>>]>,
-    /// Tokens that do not count until somebody owns the request.
-    kept: Vec<SampledToken>,
-}
-
-impl Placed {
-    fn new(context: Arc<RequestContext>, attempt: u16) -> Self {
-        let outputs = (0..context.manifest.sequences).map(|_| Some(Vec::new())).collect();
-        Self { context, attempt, outputs, kept: Vec::new() }
-    }
-
-    /// Output of a sequence that lives.
-    fn output(&mut self, index: u16) -> Option<&mut Vec<u32>> {
-        self.outputs.get_mut(usize::from(index))?.as_mut()
-    }
-}
-
 /// See the module.
 pub(crate) struct ReplicaLoop {
     wiring: Arc<Wiring>,
@@ -147,13 +131,15 @@ pub(crate) struct ReplicaLoop {
     freezes: VecDeque<Instant>,
     /// Told once the first machine runs.
     started: Arc<Latch>,
+    /// Where changes of the cache are told beside the gateway.
+    tap: CacheTap,
 }
 
 impl ReplicaLoop {
     pub fn new(
         wiring: Arc<Wiring>,
         steps: Arc<Mailbox<StepOrder>>,
-        (config, standing): (ReplicaConfig, Standing),
+        (config, standing, tap): (ReplicaConfig, Standing, CacheTap),
         gateways: Vec<GatewayEpoch>,
         seats: MachineSeats,
         started: Arc<Latch>,
@@ -181,6 +167,7 @@ impl ReplicaLoop {
             freeze: None,
             freezes: VecDeque::new(),
             started,
+            tap,
         }
     }
 
@@ -251,6 +238,7 @@ impl ReplicaLoop {
             status.epoch = epoch;
             status.state = ReplicaState::Ready;
         });
+        self.tap.begin(epoch);
         tracing::info!(replica = replica.0, epoch = epoch.0, "replica is ready");
         self.step(ReplicaInput::Policies(self.seats.generation()));
         for gateway in self.gateways.clone() {
@@ -333,6 +321,7 @@ impl ReplicaLoop {
                 for input in inputs {
                     // Text runs behind: what it says of a sequence that has ended meanwhile is late, not wrong.
                     if subject(&input).is_none_or(|seq| self.lives(seq)) {
+                        self.note_filled(&input);
                         self.step(input);
                     }
                 }
@@ -403,6 +392,7 @@ impl ReplicaLoop {
             self.seats.begin_step(machine.as_ref(), &self.config, now, &input);
             machine.step(now, input, self.seats.policies(), &mut effects);
             self.seats.end_step(machine.as_ref(), &effects);
+            self.tap_changes(&effects);
             for effect in effects.drain(..) {
                 self.carry_out(effect);
             }
@@ -431,6 +421,8 @@ impl ReplicaLoop {
                 self.items.push(TurnItem::SequenceEnded { seq, attempt: placed.attempt, outcome, tokens });
             }
             ReplicaEffect::Handoff(effect) => self.carry_out_handoff(effect),
+            // Tapped before: what it was computed for may be gone by now.
+            ReplicaEffect::Cached(_) => {}
             ReplicaEffect::Event(event) => {
                 self.wiring.metrics.replica_event(&event);
                 match event {
@@ -581,6 +573,8 @@ impl ReplicaLoop {
     /// The gateway first: the ends among the items reach it by way of the output loop, and must not overtake the progress before them.
     fn flush(&mut self) {
         let (replica, epoch) = (self.config.replica, self.config.epoch);
+        let machine = if let Life::Serving(machine) = &self.life { Some(machine) } else { None };
+        self.tap.flush(|| machine.map(|machine| machine.listed()).unwrap_or_default());
         if let Some(links) = &self.wiring.links {
             self.wiring.board.placed_requests.store(self.requests.len() + self.parts.len(), Ordering::Relaxed);
             links.flush(self.wiring.clock.now(), epoch, &self.messages, &self.items);
@@ -702,25 +696,4 @@ fn subject(input: &ReplicaInput) -> Option<SeqId> {
         ReplicaInput::BlockKeys { seq, .. } => Some(*seq),
         _ => None,
     }
-}
-
-/// Does the result answer what was asked? The first thing that does not fit.
-fn faults(plan: &Plan, result: &BatchResult) -> Option<&'static str> {
-    if result.batch != plan.batch {
-        return Some("another batch");
-    }
-    if result.rows.len() != plan.rows.len() {
-        return Some("another number of rows");
-    }
-    plan.rows.iter().zip(&result.rows).find_map(|(asked, got)| {
-        if (asked.slot, asked.seq) != (got.slot, got.seq) {
-            Some("a row of another sequence")
-        } else if got.tokens.len() > usize::from(asked.sample) + usize::from(asked.drafts) {
-            Some("more tokens than asked for")
-        } else if asked.sample && got.tokens.is_empty() && !got.failed {
-            Some("no token where one was asked for")
-        } else {
-            None
-        }
-    })
 }

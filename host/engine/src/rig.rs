@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use penstock_base::{
-    ClassRank, Duration, FlowId, GatewayEpoch, Instant, Priority, RequestId, SessionId, TenantId, TenantTerms, Traits,
-    TrustGroup,
+    ClassRank, DispatchNumber, Duration, FlowId, GatewayEpoch, Instant, Priority, ReplicaId, RequestId, SessionId,
+    TenantId, TenantTerms, Traits, TrustGroup,
 };
 use penstock_exec::SamplingParams;
 use penstock_model::Namespace;
+use penstock_sched::message::{Credit, Load, Report};
 
 use crate::clock::Clock;
 use crate::config::EngineLimits;
@@ -20,7 +21,9 @@ use crate::permit::Permits;
 use crate::policies::log::DecisionsConfig;
 use crate::policies::machine::PolicyPlane;
 use crate::policies::seats::PolicySource;
+use crate::remote::Replicas;
 use crate::request::Submission;
+use crate::status::{QueueStatus, Status};
 use crate::stream::{ClientSide, EventStream, StreamWriter, stream};
 use crate::wiring::{Board, Wiring};
 
@@ -84,4 +87,28 @@ pub(crate) fn metric(wiring: &Wiring, name: &str) -> f64 {
     let page = wiring.metrics.render(&wiring.board.status(wiring.clock.now()));
     let line = page.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}"));
     line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
+}
+
+/// Of an engine with nothing in it.
+pub(crate) fn quiet_status() -> Status {
+    Status {
+        ready: true,
+        live: true,
+        draining: false,
+        stuck: false,
+        replicas: Vec::new(),
+        queue: QueueStatus::default(),
+    }
+}
+
+/// A report of an idle replica that has told so many events of its cache.
+pub(crate) fn report(cache_sequence: u64) -> Report {
+    Report {
+        number: 1,
+        as_of: Instant::ZERO,
+        covers: DispatchNumber(0),
+        credit: Credit::default(),
+        load: Load::default(),
+        cache_sequence,
+    }
 }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
 use crate::batch::BlockHash;
 use crate::error::{KvEventsError, PeerFault};
-use crate::index::Index;
+use crate::index::{Change, Index};
 use crate::limits::{ANSWER_MAX, INDEX_BLOCKS_MAX, PATIENCE, TOPIC_BYTES_MAX};
 use crate::msgpack::{Reader, Value};
 use crate::publisher::{END, SNAPSHOT, SNAPSHOT_WANTED};
@@ -40,6 +40,8 @@ pub struct ConsumerSettings {
     pub blocks_max: usize,
     /// How often it is asked whether something was missed at the end.
     pub probe: Duration,
+    /// Keep what changes, for [`Consumer::take_changes`].
+    pub with_changes: bool,
 }
 
 impl ConsumerSettings {
@@ -47,10 +49,19 @@ impl ConsumerSettings {
     #[must_use]
     pub fn new(publish: impl Into<String>, replay: Option<String>) -> Self {
         let publish = publish.into();
-        Self { publish, replay, topic: String::new(), blocks_max: INDEX_BLOCKS_MAX, probe: Duration::from_secs(5) }
+        Self {
+            publish,
+            replay,
+            topic: String::new(),
+            blocks_max: INDEX_BLOCKS_MAX,
+            probe: Duration::from_secs(5),
+            with_changes: false,
+        }
     }
 
-    fn check(&self) -> Result<(), KvEventsError> {
+    /// # Errors
+    /// [`KvEventsError::Setting`] for the first one that cannot be used.
+    pub fn check(&self) -> Result<(), KvEventsError> {
         let wrong = |key, why| Err(KvEventsError::Setting { key, why });
         for address in std::iter::once(&self.publish).chain(&self.replay) {
             let is_one = host_port(address)
@@ -88,6 +99,8 @@ struct Shared {
     tracker: Mutex<Tracker>,
     /// Another life is known: connect anew.
     renewed: Notify,
+    /// Something was heard, or the connection has come or gone.
+    changed: Notify,
     /// Why there is no connection, or no answer to what was asked for.
     fault: Mutex<Option<String>>,
 }
@@ -105,8 +118,17 @@ impl Consumer {
     /// [`KvEventsError::Setting`] when a setting cannot be used.
     pub fn start(settings: ConsumerSettings) -> Result<Self, KvEventsError> {
         settings.check()?;
-        let tracker = Mutex::new(Tracker::new(settings.blocks_max));
-        let shared = Arc::new(Shared { settings, tracker, renewed: Notify::new(), fault: Mutex::new(None) });
+        let mut tracker = Tracker::new(settings.blocks_max);
+        if settings.with_changes {
+            tracker.keep_changes();
+        }
+        let shared = Arc::new(Shared {
+            settings,
+            tracker: Mutex::new(tracker),
+            renewed: Notify::new(),
+            changed: Notify::new(),
+            fault: Mutex::new(None),
+        });
         let task = tokio::spawn(run(Arc::clone(&shared)));
         Ok(Self { shared, task })
     }
@@ -126,6 +148,25 @@ impl Consumer {
     /// Looks at all that is known, believed or not. Nothing is taken in meanwhile.
     pub fn look<T>(&self, at: impl FnOnce(&Index) -> T) -> T {
         at(self.shared.tracker().index())
+    }
+
+    /// Waits until something was heard, or trust may have changed, since the last time. For one caller.
+    pub async fn changed(&self) {
+        self.shared.changed.notified().await;
+    }
+
+    /// What has changed since the last time, and whether it may be believed: see [`Tracker::take_changes`]. Nothing unless
+    /// `with_changes` is set.
+    pub fn take_changes(&self, into: &mut Vec<Change>) -> Trust {
+        self.shared.tracker().take_changes(into)
+    }
+
+    /// Whoever keeps a copy has lost it: the next [`Consumer::take_changes`] brings everything.
+    pub fn tell_anew(&self) {
+        if self.shared.settings.with_changes {
+            self.shared.tracker().keep_changes();
+            self.shared.changed.notify_one();
+        }
     }
 
     /// What has happened.
@@ -150,6 +191,7 @@ impl Consumer {
     /// made anew.
     pub fn reset(&self) {
         self.shared.tracker().reset();
+        self.shared.changed.notify_one();
         self.shared.renewed.notify_one();
     }
 }
@@ -173,6 +215,7 @@ async fn run(shared: Arc<Shared>) {
             shared.note(Some(why.to_string()));
         }
         shared.tracker().disconnected();
+        shared.changed.notify_one();
         backoff = if was_connected { Duration::from_millis(50) } else { (backoff * 2).min(BACKOFF_MAX) };
         sleep(backoff).await;
     }
@@ -196,6 +239,7 @@ async fn listen(shared: &Shared, was_connected: &mut bool) -> Result<(), PeerFau
     shared.note(None);
     let need = shared.tracker().connected();
     meet(shared, need).await;
+    shared.changed.notify_one();
     let mut probe = interval_at(Instant::now() + shared.settings.probe, shared.settings.probe);
     probe.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut probes = 0_u32;
@@ -212,6 +256,7 @@ async fn listen(shared: &Shared, was_connected: &mut bool) -> Result<(), PeerFau
             () = shared.renewed.notified() => return Err(PeerFault::Answer("the worker has another life")),
         };
         meet(shared, need).await;
+        shared.changed.notify_one();
     }
 }
 

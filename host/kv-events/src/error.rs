@@ -6,6 +6,9 @@ use std::net::SocketAddr;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvEventsError {
+    /// The publishers have nothing to run on.
+    #[error("no runtime for KV events: {0}")]
+    Runtime(std::io::Error),
     /// A setting cannot be used.
     #[error("{key}: {why}")]
     Setting {

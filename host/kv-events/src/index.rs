@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::batch::{Batch, BlockHash, KvEvent, Removed, Stored};
-use crate::limits::SNAPSHOT_BLOCKS;
+use crate::limits::{CHANGES_MAX, SNAPSHOT_BLOCKS};
 
 /// Groups that are told apart; those beyond share the last.
 const GROUPS: u32 = 16;
@@ -16,6 +16,43 @@ pub struct Index {
     blocks: HashMap<BlockHash, u64>,
     blocks_max: usize,
     not_kept: u64,
+    /// What came and went, for whoever keeps a copy; none when nobody does.
+    changes: Option<Changes>,
+}
+
+/// One change of an index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// Nothing is in it. What is follows.
+    Cleared,
+    /// The block is there now.
+    Stored(BlockHash),
+    /// It is there no longer.
+    Removed(BlockHash),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Changes {
+    list: Vec<Change>,
+    /// There were too many, or everything is another: the copy is made anew.
+    is_anew: bool,
+}
+
+impl Changes {
+    fn push(&mut self, change: Change) {
+        if self.is_anew {
+            return;
+        }
+        if self.list.len() >= CHANGES_MAX {
+            return self.anew();
+        }
+        self.list.push(change);
+    }
+
+    fn anew(&mut self) {
+        self.list = Vec::new();
+        self.is_anew = true;
+    }
 }
 
 /// One place of a medium: the bit of group 0.
@@ -32,7 +69,42 @@ impl Index {
     /// An empty one.
     #[must_use]
     pub fn new(blocks_max: usize) -> Self {
-        Self { blocks: HashMap::new(), blocks_max, not_kept: 0 }
+        Self { blocks: HashMap::new(), blocks_max, not_kept: 0, changes: None }
+    }
+
+    /// Keeps what changes from now on for [`Index::take_changes`], all that is in it first.
+    pub(crate) fn keep_changes(&mut self) {
+        self.changes = Some(Changes { list: Vec::new(), is_anew: true });
+    }
+
+    /// Takes the place of another one, whose copy is to be made anew.
+    pub(crate) fn replace(&mut self, other: Self) {
+        let changes = self.changes.take();
+        *self = other;
+        self.changes = changes;
+        self.changed_wholly();
+    }
+
+    fn changed_wholly(&mut self) {
+        if let Some(changes) = &mut self.changes {
+            changes.anew();
+        }
+    }
+
+    fn changed(&mut self, change: Change) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(change);
+        }
+    }
+
+    /// What has changed since the last time, in order; everything behind a [`Change::Cleared`] when there was too much of it.
+    pub(crate) fn take_changes(&mut self, into: &mut Vec<Change>) {
+        let Some(changes) = &mut self.changes else { return };
+        if std::mem::take(&mut changes.is_anew) {
+            into.push(Change::Cleared);
+            into.extend(self.blocks.keys().copied().map(Change::Stored));
+        }
+        into.append(&mut changes.list);
     }
 
     /// Blocks in it.
@@ -82,6 +154,7 @@ impl Index {
                 *places |= bit;
             } else if self.blocks.len() < self.blocks_max {
                 self.blocks.insert(*hash, bit);
+                self.changed(Change::Stored(*hash));
             } else {
                 self.not_kept += 1;
             }
@@ -100,6 +173,7 @@ impl Index {
                 *places &= !bits;
                 if *places == 0 {
                     self.blocks.remove(hash);
+                    self.changed(Change::Removed(*hash));
                 }
             }
         }
@@ -109,6 +183,7 @@ impl Index {
         // The memory goes with the blocks: a worker that restarts small must not cost what it once had.
         self.blocks = HashMap::new();
         self.not_kept = 0;
+        self.changed_wholly();
     }
 
     /// The whole as events that make it anew, a batch each.

@@ -17,7 +17,7 @@ mod zmtp;
 pub use batch::{Batch, BlockHash, KvEvent, Raw, Removed, Stored};
 pub use consumer::{Consumer, ConsumerSettings};
 pub use error::KvEventsError;
-pub use index::Index;
+pub use index::{Change, Index};
 pub use msgpack::Malformed;
 pub use publisher::{Publisher, PublisherCounts, PublisherSettings};
 pub use tracker::{Counts, Doubt, Need, Tracker, Trust};

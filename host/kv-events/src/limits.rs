@@ -34,6 +34,8 @@ pub const QUEUE_BATCHES_MAX: usize = 4_096;
 pub const QUEUE_BYTES_MAX: usize = 16 << 20;
 /// Blocks that a consumer's index, and a publisher's own, hold: about 100 bytes each, twice that while a snapshot is read.
 pub const INDEX_BLOCKS_MAX: usize = 1 << 20;
+/// Changes of an index that wait for whoever keeps a copy; more, and the copy is made anew.
+pub const CHANGES_MAX: usize = 1 << 16;
 /// Blocks in one message of a snapshot.
 pub const SNAPSHOT_BLOCKS: usize = 16_384;
 /// Longest wait for a handshake, and for a peer that must answer or read.

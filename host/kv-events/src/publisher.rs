@@ -45,7 +45,7 @@ pub struct PublisherSettings {
     pub topic: String,
     /// Data-parallel rank, told with each batch.
     pub rank: Option<u32>,
-    /// Life of the worker, told with snapshots.
+    /// Life of the worker, told with snapshots. See [`Publisher::renew`].
     pub epoch: u64,
     /// Whether the tokens of blocks are told. They are the prompts.
     pub with_tokens: bool,
@@ -75,7 +75,9 @@ impl Default for PublisherSettings {
 }
 
 impl PublisherSettings {
-    fn check(&self) -> Result<(), KvEventsError> {
+    /// # Errors
+    /// The first setting that cannot be used.
+    pub fn check(&self) -> Result<(), KvEventsError> {
         for address in [Some(self.publish), self.replay].into_iter().flatten() {
             if !self.expose && !address.ip().is_loopback() {
                 return Err(KvEventsError::Exposed { address });
@@ -166,6 +168,7 @@ struct Hub {
 #[derive(Default)]
 struct State {
     next: u64,
+    epoch: u64,
     buffer: Waiting,
     /// Batches that the mirror has not seen: while a snapshot is copied.
     unseen: Vec<Batch>,
@@ -215,7 +218,8 @@ impl Publisher {
             None => None,
         };
         let mirror = Mirror { index: Index::new(settings.blocks_max), next: 0, is_whole: true };
-        let hub = Arc::new(Hub { settings, state: Mutex::default(), mirror: Mutex::new(mirror) });
+        let state = State { epoch: settings.epoch, ..State::default() };
+        let hub = Arc::new(Hub { settings, state: Mutex::new(state), mirror: Mutex::new(mirror) });
         let mut tasks = vec![tokio::spawn(accept(publish, Arc::clone(&hub), Kind::Pub))];
         let replay_at = replay.as_ref().map(|(_, address)| *address);
         if let Some((listener, _)) = replay {
@@ -265,6 +269,21 @@ impl Publisher {
             payload = batch.encode();
         }
         self.hub.publish(batch, &payload)
+    }
+
+    /// The worker lives anew: its cache is told as cleared, and snapshots name `epoch` from now on.
+    pub fn renew(&self, ts: f64, epoch: u64) -> u64 {
+        self.hub.lock().epoch = epoch;
+        self.publish(ts, vec![KvEvent::Cleared])
+    }
+
+    /// This many batches were lost before they came here: consumers see their numbers missing, and get no snapshot until the cache is told
+    /// as cleared, which whoever lost them does before it tells everything anew.
+    pub fn lost(&self, batches: u64) {
+        let mut state = self.hub.lock();
+        state.next = state.next.saturating_add(batches);
+        state.unseen = Vec::new();
+        state.has_lost_unseen |= batches > 0;
     }
 
     /// What has happened.
@@ -326,8 +345,7 @@ impl Hub {
 
     fn kept_from(&self, from: u64) -> Vec<Arc<Sent>> {
         let state = self.lock();
-        let first = state.buffer.batches.front().map_or(0, |sent| sent.seq);
-        let skip = usize::try_from(from.saturating_sub(first)).unwrap_or(usize::MAX);
+        let skip = state.buffer.batches.partition_point(|sent| sent.seq < from);
         state.buffer.batches.iter().skip(skip).cloned().collect()
     }
 
@@ -347,20 +365,21 @@ impl Hub {
 
     /// The messages of a snapshot; none when there is no true one.
     fn snapshot(&self) -> Option<Vec<Bytes>> {
-        let (index, next) = {
+        let (index, next, epoch) = {
             let mut mirror = self.mirror.lock().unwrap_or_else(PoisonError::into_inner);
             self.reflect(&mut mirror);
             if !mirror.is_whole || mirror.index.not_kept() > 0 {
                 return None;
             }
-            (mirror.index.clone(), mirror.next.to_be_bytes())
+            // Under the mirror's lock: the life that its content is of, or a later one, in which the content is told again.
+            (mirror.index.clone(), mirror.next.to_be_bytes(), self.lock().epoch)
         };
         let batches = index.snapshot(0.0, self.settings.rank);
         let blocks = index.len();
         let mut head = Writer::default();
         head.map(3);
         head.text("epoch");
-        head.uint(self.settings.epoch);
+        head.uint(epoch);
         head.text("blocks");
         head.uint(blocks as u64);
         head.text("parts");

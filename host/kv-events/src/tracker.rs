@@ -10,7 +10,7 @@
 //! ```
 
 use crate::batch::{Batch, BlockHash, KvEvent};
-use crate::index::Index;
+use crate::index::{Change, Index};
 
 /// Whether the index of a worker may decide where a request goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,6 +112,18 @@ impl Tracker {
             epoch: None,
             counts: Counts::default(),
         }
+    }
+
+    /// Keeps what changes for [`Tracker::take_changes`].
+    pub fn keep_changes(&mut self) {
+        self.index.keep_changes();
+    }
+
+    /// What has changed in the index since the last time, in order, and whether the index may be believed with it. A first
+    /// [`Change::Cleared`](crate::Change::Cleared) stands for whatever was said before.
+    pub fn take_changes(&mut self, into: &mut Vec<Change>) -> Trust {
+        self.index.take_changes(into);
+        self.trust()
     }
 
     /// Whether it may be believed now.
@@ -285,7 +297,7 @@ impl Tracker {
     /// The snapshot is whole. What has come live since then is asked for.
     pub fn snapshot_ended(&mut self) -> Need {
         let Some(staged) = self.staged.take() else { return Need::Resync };
-        self.index = staged;
+        self.index.replace(staged);
         self.link = Link::Synced;
         self.has_gap = false;
         self.is_incomplete = false;

@@ -163,6 +163,14 @@ impl Kv {
         self.cache.nodes.iter().filter(|node| node.used).for_each(|node| each(node.key, node.depth));
     }
 
+    /// Every findable block with the key of the block before it and its depth, in no order. Walks the pool.
+    pub fn for_each_stored_behind(&self, mut each: impl FnMut(BlockKey, Option<BlockKey>, u32)) {
+        let nodes = &self.cache.nodes;
+        for node in nodes.iter().filter(|node| node.used) {
+            each(node.key, nodes.get(node.parent as usize).map(|parent| parent.key), node.depth);
+        }
+    }
+
     /// Counters since the start.
     pub fn totals(&self) -> CacheTotals {
         self.cache.stats.totals

@@ -11,7 +11,7 @@ use penstock_base::limits::{GATEWAYS_MAX, PREEMPTIONS_MAX, READY_WINDOW_MAX, REP
 use penstock_base::{CancelCause, Duration, GatewayEpoch, Generation, Instant, Outcome};
 use penstock_policy_api::native::NativePolicies;
 use penstock_sched::message::{FromReplica, Report};
-use penstock_sched::replica::{Replica, ReplicaConfig, ReplicaEffect, ReplicaEvent, ReplicaInput};
+use penstock_sched::replica::{CacheChange, Replica, ReplicaConfig, ReplicaEffect, ReplicaEvent, ReplicaInput};
 use replica_driver::{Driver, GATEWAY, Spec};
 
 fn small() -> ReplicaConfig {
@@ -299,6 +299,32 @@ fn a_gateway_that_comes_up_late_gets_the_whole_cache() {
     }
     depths.sort_unstable();
     assert_eq!(depths, [0, 1, 2]);
+}
+
+#[test]
+fn changes_of_the_cache_are_told_with_what_they_hang_on_whether_a_gateway_is_there_or_not() {
+    let mut driver = Driver::new(small());
+    driver.dispatch(steady(1, 13, 1));
+    driver.complete();
+    let keys = driver.clients[&1].manifest.keys.clone();
+    let parents = [None, Some(keys[0]), Some(keys[1])];
+    let stored = |at: usize| CacheChange::Stored { key: keys[at], parent: parents[at], depth_blocks: at as u32 + 1 };
+    let listed = driver.replica.listed();
+    assert_eq!(listed, [0, 1, 2].map(stored), "the one before comes before");
+    driver.step(ReplicaInput::GatewayDown(GATEWAY));
+    driver.step(ReplicaInput::FlushCache);
+    let mut told: Vec<_> = driver
+        .effects
+        .iter()
+        .filter_map(|effect| if let ReplicaEffect::Cached(change) = effect { Some(*change) } else { None })
+        .collect();
+    assert!(driver.replica.listed().is_empty());
+    let mut expected: Vec<_> = keys[..3].iter().map(|key| CacheChange::Removed { key: *key }).collect();
+    expected.push(CacheChange::Cleared);
+    let by_key = |change: &CacheChange| if let CacheChange::Removed { key } = change { Some(key.0) } else { None };
+    told.sort_unstable_by_key(by_key);
+    expected.sort_unstable_by_key(by_key);
+    assert_eq!(told, expected);
 }
 
 // --- Limits ------------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 //! All faults of a file are reported at once, each with its place and the remedy.
 
 mod check;
+mod kv_events;
 mod sections;
 
 pub use check::Faults;

@@ -246,7 +246,17 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
         prefill: config.replicas.prefill,
         gateway: HandoffConfig { prefill_tokens_min: config.replicas.handoff_tokens_min, ..HandoffConfig::default() },
     });
-    Ok(EngineConfig { gateway, replica, handoff, limits: bounds, decisions, journal, ..EngineConfig::default() })
+    let kv_events = config.kv_events.settings();
+    Ok(EngineConfig {
+        gateway,
+        replica,
+        handoff,
+        limits: bounds,
+        decisions,
+        journal,
+        kv_events,
+        ..EngineConfig::default()
+    })
 }
 
 /// A replica machine's settings, but for what it takes from its executor.

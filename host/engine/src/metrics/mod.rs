@@ -3,6 +3,7 @@
 //! Loops say *what happened* (a core event, an end, a step); this module knows which metrics that moves. Gauges that mirror a state are
 //! set from a [`Status`] when the page is asked for.
 
+mod caches;
 mod labels;
 mod table;
 
@@ -23,6 +24,7 @@ use penstock_sched::replica::ReplicaEvent;
 use crate::policies::seats::Machine;
 use crate::status::{ReplicaState, Status};
 
+use caches::CacheMetrics;
 pub(crate) use labels::MALFORMED;
 pub use labels::outcome_labels;
 use labels::{admission_outcome, fallback_label, handoff_labels};
@@ -88,7 +90,7 @@ pub struct Metrics {
     step_prefill: Histogram,
     stale_inputs: IntCounterVec,
     clock_clamped: IntCounterVec,
-    cache_gaps: IntCounter,
+    caches: CacheMetrics,
     handoffs: IntCounterVec,
     handoffs_running: IntGauge,
     handoffs_swept: IntCounter,
@@ -232,7 +234,7 @@ impl Metrics {
             step_prefill: make.histogram(&t::STEP_PREFILL),
             stale_inputs: make.counters(&t::STALE_INPUTS),
             clock_clamped: make.counters(&t::CLOCK_CLAMPED),
-            cache_gaps: make.counter(&t::CACHE_GAPS),
+            caches: CacheMetrics::new(&make),
             handoffs: make.counters(&t::HANDOFFS),
             handoffs_running: make.gauge(&t::HANDOFFS_RUNNING),
             handoffs_swept: make.counter(&t::HANDOFFS_SWEPT),
@@ -313,6 +315,11 @@ impl Metrics {
         self.step_outside_share.set(if outside > 0.0 { outside / (inside + outside) } else { 0.0 });
     }
 
+    /// What is told and believed of caches.
+    pub(crate) fn caches(&self) -> &CacheMetrics {
+        &self.caches
+    }
+
     /// A chunk of KV was copied to another replica.
     pub(crate) fn chunk_moved(&self, bytes: u64, took: std::time::Duration) {
         self.transfer_bytes.inc_by(bytes);
@@ -343,7 +350,8 @@ impl Metrics {
             GatewayEvent::ProgressResumed => self.no_progress.set(0),
             GatewayEvent::Stale => self.stale("gateway"),
             GatewayEvent::ClockClamped => self.clock_clamped.with_label_values(&["gateway"]).inc(),
-            GatewayEvent::CacheGap { .. } => self.cache_gaps.inc(),
+            GatewayEvent::CacheGap { .. } => self.caches.gap(),
+            GatewayEvent::CacheBelief { believed, .. } => self.caches.belief(believed),
             GatewayEvent::Changed { .. } | GatewayEvent::Routed { .. } | GatewayEvent::Broken(_) => {}
             GatewayEvent::HandoffBegun { .. } => self.handoffs_running.inc(),
             GatewayEvent::HandoffEnded { end, .. } => {
@@ -585,6 +593,7 @@ mod tests {
         ] {
             family.with_label_values(labels).inc();
         }
+        metrics.caches().turn_dropped();
         metrics.policy_calls(Decision::Routing, "best");
         metrics.policy_rolled_back(true);
         metrics.policy_struck("routing", "trap");

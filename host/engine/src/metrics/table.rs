@@ -268,6 +268,23 @@ table! {
     );
     CLOCK_CLAMPED = Definition::counter("penstock_clock_clamped_total", "Times the clock seemed to run backwards.", &["machine"]);
     CACHE_GAPS = Definition::counter("penstock_cache_event_gaps_total", "Gaps seen in replicas' cache events.", &[]);
+    CACHE_DOUBTS = Definition::counter(
+        "penstock_cache_doubts_total",
+        "Times that what is known of a replica's cache was not believed any more: events are missing, or nothing was heard for longer than policy.stale_cache_ms.",
+        &[],
+    );
+    CACHES_DOUBTED = Definition::gauge(
+        "penstock_replicas_routed_by_load",
+        "Replicas whose cache is not known well enough to count: requests go to them by load alone.",
+        &[],
+    );
+    KV_EVENT_BATCHES = Definition::counter("penstock_kv_event_batches_total", "Batches of KV events published.", &[]);
+    KV_EVENT_DROPS = Definition::counter(
+        "penstock_kv_event_drops_total",
+        "Batches of KV events that were not told: at the queue to the publisher (nobody got them, and all is told anew), or at a subscriber that reads too slowly.",
+        &["at"],
+    );
+    KV_EVENT_SUBSCRIBERS = Definition::gauge("penstock_kv_event_subscribers", "Subscribers of KV events now.", &[]);
     HANDOFFS = Definition::counter(
         "penstock_handoffs_total",
         "Hand-offs of a request between the replica that computes its prompt and the one that decodes, by how they ended and why.",

@@ -16,7 +16,9 @@ use std::time::Duration as StdDuration;
 use penstock_base::{
     ClassRank, Duration, FlowId, Instant, Outcome, Priority, SessionId, TenantId, TenantTerms, Traits, TrustGroup,
 };
-use penstock_engine::{Engine, EngineConfig, EventStream, RequestEvent, ServedModel, Status, Submission, Vocabulary};
+use penstock_engine::{
+    Engine, EngineConfig, EngineError, EventStream, RequestEvent, ServedModel, Status, Submission, Vocabulary,
+};
 use penstock_exec::{Executor, SamplingParams};
 use penstock_model::Namespace;
 use penstock_sched::message::Usage;
@@ -120,13 +122,18 @@ pub struct Rig {
 impl Rig {
     /// `replicas` fakes of equal sizes.
     pub fn new(replicas: usize, sizes: Sizes, config: EngineConfig) -> Self {
+        Self::start(replicas, sizes, config).expect("the rig's values can work")
+    }
+
+    /// The same, where the values may not work.
+    pub fn start(replicas: usize, sizes: Sizes, config: EngineConfig) -> Result<Self, EngineError> {
         let controls: Vec<_> = (0..replicas).map(|_| Control::open()).collect();
         let executors = controls
             .iter()
             .map(|control| Box::new(FakeExecutor::new(sizes, Arc::clone(control))) as Box<dyn Executor>)
             .collect();
         let model = ServedModel { name: "fake".into(), namespace: Namespace([3; 32]), vocabulary: Arc::new(Letters) };
-        Self { engine: Engine::start(config, model, executors).expect("the rig's values can work"), controls }
+        Ok(Self { engine: Engine::start(config, model, executors)?, controls })
     }
 
     /// One replica, usual sizes.

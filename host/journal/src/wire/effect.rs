@@ -1,8 +1,9 @@
 //! Effects of both machines. Written only: what a replay does again is compared by digest.
 
+use penstock_base::BlockKey;
 use penstock_base::codec::Writer;
 use penstock_sched::gateway::{GatewayEffect, GatewayEvent, RoutingMade};
-use penstock_sched::replica::{HandoffEffect, ReplicaEffect, ReplicaEvent};
+use penstock_sched::replica::{CacheChange, HandoffEffect, ReplicaEffect, ReplicaEvent};
 
 use super::{Encode, choice};
 
@@ -35,6 +36,7 @@ choice! { write only GatewayEvent {
     11 => Routed { request, call, ranked, made },
     12 => HandoffBegun { request, transfer, sender, receiver },
     13 => HandoffEnded { request, transfer, end },
+    14 => CacheBelief { replica, believed },
 } }
 
 choice! { write only RoutingMade {
@@ -52,6 +54,19 @@ choice! { write only ReplicaEffect {
     3 => SequenceEnded { seq, outcome, tokens },
     4 => Event(event),
     5 => Handoff(effect),
+    6 => Cached(change),
+} }
+
+impl Encode for Option<BlockKey> {
+    fn put(&self, out: &mut Writer) {
+        out.option(self.as_ref(), |out, key| key.put(out));
+    }
+}
+
+choice! { write only CacheChange {
+    0 => Stored { key, parent, depth_blocks },
+    1 => Removed { key },
+    2 => Cleared,
 } }
 
 choice! { write only HandoffEffect {

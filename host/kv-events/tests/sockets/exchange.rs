@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use penstock_kv_events::{Consumer, Doubt, KvEvent, KvEventsError, Publisher, PublisherSettings, Trust};
+use penstock_kv_events::{
+    Change, Consumer, ConsumerSettings, Doubt, KvEvent, KvEventsError, Publisher, PublisherSettings, Trust,
+};
 
 use super::{has, hash, listen_to, removed, settings, stored, until};
 
@@ -74,6 +76,53 @@ async fn a_restart_drops_what_the_old_life_said() {
     consumer.reset();
     assert_eq!(consumer.prefix(&[hash(200)]), None);
     until(|| consumer.trust() == Trust::Whole && has(&consumer, &(200..300).collect()), "the blocks anew").await;
+}
+
+/// A copy that is kept by the changes alone, over batches, a loss at the publisher's own door, another life and a copy that was lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_kept_by_changes_is_the_truth() {
+    let publisher = Publisher::bind(settings()).await.unwrap();
+    let consumer = Consumer::start(ConsumerSettings { with_changes: true, ..listen_to(&publisher) }).unwrap();
+    let mut copy = BTreeSet::new();
+    let mut catch_up = || {
+        let mut changes = Vec::new();
+        let trust = consumer.take_changes(&mut changes);
+        for change in changes {
+            match change {
+                Change::Cleared => copy.clear(),
+                Change::Stored(hash) => assert!(copy.insert(hash), "came twice"),
+                Change::Removed(hash) => assert!(copy.remove(&hash), "went and was not there"),
+            }
+        }
+        (trust, copy.clone())
+    };
+    let is = |blocks: &BTreeSet<u64>| blocks.iter().map(|block| hash(*block)).collect::<BTreeSet<_>>();
+    let mut truth = BTreeSet::new();
+    for block in 0..200 {
+        publisher.publish(1.0, vec![stored([block, block + 1_000]), removed([block])]);
+        truth.insert(block + 1_000);
+    }
+    until(|| catch_up() == (Trust::Whole, is(&truth)), "the copy").await;
+    // Two batches never got here: what they said is told anew, and nobody believes the old copy meanwhile.
+    publisher.lost(2);
+    publisher.publish(2.0, vec![removed([1_000])]);
+    until(|| catch_up().0 != Trust::Whole, "doubt").await;
+    publisher.publish(2.0, vec![KvEvent::Cleared, stored(7..9)]);
+    truth = (7..9).collect();
+    until(|| catch_up() == (Trust::Whole, is(&truth)), "the copy behind the loss").await;
+    assert_eq!(consumer.epoch(), Some(1));
+    publisher.renew(3.0, 9);
+    publisher.publish(3.0, vec![stored([3])]);
+    truth = [3].into();
+    until(|| catch_up() == (Trust::Whole, is(&truth)), "the copy of the new life").await;
+    consumer.tell_anew();
+    let mut changes = Vec::new();
+    consumer.take_changes(&mut changes);
+    assert_eq!(changes, [Change::Cleared, Change::Stored(hash(3))]);
+    // Who comes now is told of the new life.
+    let late = Consumer::start(listen_to(&publisher)).unwrap();
+    until(|| late.trust() == Trust::Whole && has(&late, &truth), "a late one").await;
+    assert_eq!(late.epoch(), Some(9));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -128,7 +128,7 @@ impl Directory {
 
     /// The replica holds nothing, or nobody knows what.
     pub fn drop_replica(&mut self, replica: u32) {
-        self.sweeps = self.sweeps.wrapping_add(1);
+        self.swept();
         for slot in 0..self.keys.slots_end() {
             if self.keys.get(slot).is_none() {
                 continue;
@@ -139,6 +139,11 @@ impl Directory {
                 self.keys.remove(slot);
             }
         }
+    }
+
+    /// What is believed of somebody has changed, so that what was read of any key may not stand.
+    pub fn swept(&mut self) {
+        self.sweeps = self.sweeps.wrapping_add(1);
     }
 
     /// The chain was used: its keys are the last to make room.

@@ -1,6 +1,6 @@
 //! What replicas tell: reports, progress, refusals, ends, cache events; and what becomes of work when one is lost.
 
-use penstock_base::{Failure, Outcome, RefuseReason, ReplicaEpoch, ReplicaId, RequestId};
+use penstock_base::{Failure, Instant, Outcome, RefuseReason, ReplicaEpoch, ReplicaId, RequestId};
 use penstock_policy_api::{FirstToken, Placed, Preempted, ReplicaDown, ReplicaDrain, ReplicaUp, Resumed, Skipped};
 
 use super::State;
@@ -98,6 +98,7 @@ impl State {
             replica.cache.as_of = report.as_of.min(self.now);
         }
         let credit = replica.credit();
+        self.judge_cache(at, cx);
         let grew = credit.requests > before.requests
             || credit.prefill_tokens > before.prefill_tokens
             || credit.blocks > before.blocks;
@@ -249,6 +250,32 @@ impl State {
                 self.directory.remove(at, key);
             }
         }
+        self.judge_cache(at, cx);
+    }
+
+    /// Believes or doubts one replica's part of the index, and says so when that changes.
+    fn judge_cache(&mut self, at: u32, cx: &mut Cx<'_>) {
+        let replica = &mut self.replicas.table[at];
+        let changed = replica.judge_cache(self.now, self.config.stale_cache);
+        if replica.cache.believed {
+            self.cache_due = self.cache_due.min(replica.cache.as_of + self.config.stale_cache);
+        }
+        if let Some(believed) = changed {
+            let replica = replica.facts.replica;
+            self.directory.swept();
+            cx.effects.push(GatewayEffect::Event(GatewayEvent::CacheBelief { replica, believed }));
+        }
+    }
+
+    /// Whatever has grown stale is not believed from now on: nothing was heard of it for too long, or what was heard did not fit.
+    pub(super) fn judge_caches(&mut self, cx: &mut Cx<'_>) {
+        if self.now < self.cache_due {
+            return;
+        }
+        self.cache_due = Instant::NEVER;
+        for at in 0..self.replicas.slots().len() {
+            self.judge_cache(self.replicas.slots()[at], cx);
+        }
     }
 
     /// A replica is ready. A newer incarnation of a known one takes its place, and the old one is lost.
@@ -264,6 +291,7 @@ impl State {
             self.counters.replicas_beyond_limit += 1;
             return self.stale(cx);
         }
+        self.cache_due = self.cache_due.min(self.now + self.config.stale_cache);
         self.stance.repeat_now();
         self.tell_peer_up(Peer { replica: facts.replica, epoch: facts.epoch }, cx);
         let fact = ReplicaUp {

@@ -234,6 +234,13 @@ pub enum GatewayEvent {
         /// Whose.
         replica: ReplicaId,
     },
+    /// What is known of a replica's cache is believed again, or no longer: then its requests go by load alone.
+    CacheBelief {
+        /// Whose.
+        replica: ReplicaId,
+        /// See above.
+        believed: bool,
+    },
     /// An invariant does not hold: all requests end, and the driver ends this gateway. The name says which.
     Broken(&'static str),
 }

@@ -103,6 +103,8 @@ struct State {
     replicas: Replicas,
     /// Prefix index.
     directory: Directory,
+    /// No part of it that is believed grows stale before then.
+    cache_due: Instant,
     /// Placements by prefix, last minute.
     heat: PrefixHeat,
     /// Last replica by session.
@@ -170,6 +172,7 @@ impl Gateway {
             ledger: Ledger::new(config.tenants_max, config.quota_window, now),
             replicas: Replicas::new(config.replicas_max),
             directory: Directory::new(config.directory_keys_max, config.replicas_max),
+            cache_due: Instant::NEVER,
             heat: PrefixHeat::new(),
             sessions: Sessions::new(),
             outputs: OutputEstimator::new(),
@@ -252,6 +255,7 @@ impl State {
         }
         self.facts.refresh(cx.policies);
         self.ledger.roll(self.now);
+        self.judge_caches(cx);
         self.run_timers(cx);
         self.keep_handoff_time(cx);
         let came = |due: Instant| before < due && due <= self.now;

@@ -56,8 +56,10 @@ pub struct ReplicaView {
     pub load_as_of: Option<Instant>,
     /// Requests dispatched to it and unfinished, cancelled ones that it has not confirmed included.
     pub inflight_requests: u32,
-    /// Its part of the prefix index is complete.
+    /// Its part of the prefix index is believed: complete, and agreed lately enough.
     pub cache_known: bool,
+    /// Number of the last cache event taken.
+    pub cache_sequence: u64,
 }
 
 impl Gateway {
@@ -111,7 +113,8 @@ impl Gateway {
             load: replica.load().copied(),
             load_as_of: replica.report.as_ref().map(|report| report.as_of),
             inflight_requests: replica.requests.len,
-            cache_known: replica.cache.complete,
+            cache_known: replica.cache.believed,
+            cache_sequence: replica.cache.sequence,
         })
     }
 

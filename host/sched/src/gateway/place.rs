@@ -66,7 +66,7 @@ impl State {
 
     fn need_at(&self, request: &Request, replica: u32, overlaps: &Overlaps) -> (Need, u32) {
         let manifest = &request.manifest;
-        let known = self.replicas.table[replica].cache.complete;
+        let known = self.replicas.table[replica].cache.believed;
         let overlap = if known { overlaps.blocks(replica) } else { 0 };
         let cached = self.overlap_tokens(manifest, overlap);
         let need = Need {

@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 
 use penstock_base::limits::RESERVED_REQUESTS_MAX;
-use penstock_base::{DispatchNumber, Instant, ReplicaEpoch, ReplicaId};
+use penstock_base::{DispatchNumber, Duration, Instant, ReplicaEpoch, ReplicaId};
 
 use super::io::ReplicaFacts;
 use super::list::{Links, List};
@@ -62,6 +62,15 @@ pub(super) struct CacheState {
     pub complete: bool,
     /// When the index last agreed with the replica.
     pub as_of: Instant,
+    /// It is complete, and agreed lately enough. Else the replica gets requests by its load alone.
+    pub believed: bool,
+}
+
+impl CacheState {
+    /// Is what is known complete, and younger than `stale`?
+    fn deserves_belief(&self, now: Instant, stale: Duration) -> bool {
+        self.complete && now < self.as_of + stale
+    }
 }
 
 /// Request slots in order, a handful at most.
@@ -117,7 +126,7 @@ impl Replica {
             refused: None,
             reserved: Reserved::default(),
             withheld_for: NONE,
-            cache: CacheState { sequence: 0, complete: true, as_of: now },
+            cache: CacheState { sequence: 0, complete: true, as_of: now, believed: true },
         }
     }
 
@@ -146,9 +155,15 @@ impl Replica {
         self.facts.role_code >= 2
     }
 
-    /// Blocks of a prompt that the index may be believed to find here: none while it is incomplete.
+    /// Looks again at whether its part of the index is believed; what changed.
+    pub fn judge_cache(&mut self, now: Instant, stale: Duration) -> Option<bool> {
+        let believed = self.cache.deserves_belief(now, stale);
+        (core::mem::replace(&mut self.cache.believed, believed) != believed).then_some(believed)
+    }
+
+    /// Blocks of a prompt that the index may be believed to find here: none while it is not believed.
     pub fn known_blocks(&self) -> u32 {
-        if self.cache.complete { u32::MAX } else { 0 }
+        if self.cache.believed { u32::MAX } else { 0 }
     }
 
     /// Does its credit cover `need` now?
@@ -373,7 +388,7 @@ impl Replicas {
     }
 
     /// Age of the oldest report among ready replicas; `None` when there is none, or one has not reported.
-    pub fn oldest_report(&self, now: Instant) -> Option<penstock_base::Duration> {
+    pub fn oldest_report(&self, now: Instant) -> Option<Duration> {
         if self.ready == 0 || self.pool.reported < self.ready {
             return None;
         }

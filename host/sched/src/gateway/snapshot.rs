@@ -73,6 +73,7 @@ impl State {
         self.ledger.encode(out);
         self.replicas.table.encode(out, |out, _, replica| encode_replica(replica, out));
         self.directory.encode(out);
+        out.u64(self.cache_due.0);
         self.heat.encode(out);
         self.sessions.encode(out);
         self.outputs.encode(out);
@@ -125,6 +126,7 @@ impl State {
                 Ok((replica.facts.replica, replica))
             })?),
             directory: Directory::decode(from, config.directory_keys_max, config.replicas_max)?,
+            cache_due: Instant(from.u64()?),
             heat: PrefixHeat::decode(from)?,
             sessions: Sessions::decode(from)?,
             outputs: OutputEstimator::decode(from)?,
@@ -471,6 +473,7 @@ fn encode_replica(replica: &Replica, out: &mut Writer) {
     out.u64(replica.cache.sequence);
     out.bool(replica.cache.complete);
     out.u64(replica.cache.as_of.0);
+    out.bool(replica.cache.believed);
 }
 
 fn decode_replica(from: &mut Reader<'_>) -> Result<Replica, DecodeError> {
@@ -509,7 +512,12 @@ fn decode_replica(from: &mut Reader<'_>) -> Result<Replica, DecodeError> {
             reserved
         },
         withheld_for: from.u32()?,
-        cache: CacheState { sequence: from.u64()?, complete: from.bool()?, as_of: Instant(from.u64()?) },
+        cache: CacheState {
+            sequence: from.u64()?,
+            complete: from.bool()?,
+            as_of: Instant(from.u64()?),
+            believed: from.bool()?,
+        },
     })
 }
 

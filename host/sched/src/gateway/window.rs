@@ -147,7 +147,7 @@ impl State {
         let request = &mut self.requests.table[slot];
         let (keys, lead) = (&request.manifest.keys, &mut request.wait.lead);
         let takes =
-            |replica: &Replica| (!replica.draining && replica.cache.complete).then(|| replica.credit().requests > 0);
+            |replica: &Replica| (!replica.draining && replica.cache.believed).then(|| replica.credit().requests > 0);
         if !lead.is_current(keys, directory) {
             *lead = Lead::look(keys, directory, replicas.iter().map(|(slot, _)| slot), overlaps);
         }

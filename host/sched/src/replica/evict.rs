@@ -1,5 +1,7 @@
 //! What leaves the prefix cache, and what is it worth? The policy prices, the block books order and free.
 
+use alloc::vec::Vec;
+
 use penstock_base::Instant;
 use penstock_base::limits::EXPIRED_STEP_MAX;
 use penstock_kv::{KvChange, KvEvent};
@@ -7,7 +9,7 @@ use penstock_policy_api::{Asked, Decision, FallbackReason, Policies};
 
 use super::digest::Mark;
 use super::signals::{EvictionContext, EvictionRows};
-use super::{Replica, ReplicaEffect, ReplicaEffects, ReplicaEvent};
+use super::{CacheChange, Replica, ReplicaEffect, ReplicaEffects, ReplicaEvent};
 use crate::message::{CacheEvent, FromReplica};
 
 impl Replica {
@@ -126,16 +128,20 @@ impl Replica {
         self.kv.take_events(&mut events);
         let mut evicted = 0;
         for KvEvent { change, .. } in events.drain(..) {
-            let event = match change {
-                KvChange::Stored { key, depth_blocks, .. } => CacheEvent::Stored { key, depth: depth_blocks - 1 },
+            let (event, told) = match change {
+                KvChange::Stored { key, parent, depth_blocks, .. } => (
+                    CacheEvent::Stored { key, depth: depth_blocks - 1 },
+                    CacheChange::Stored { key, parent, depth_blocks },
+                ),
                 KvChange::Removed { key, cause, .. } => {
                     evicted += u32::from(cause.is_eviction());
                     self.digest.mix(Mark::Evict, key.short(), cause as u64);
-                    CacheEvent::Removed { key }
+                    (CacheEvent::Removed { key }, CacheChange::Removed { key })
                 }
-                KvChange::Cleared => CacheEvent::Cleared,
+                KvChange::Cleared => (CacheEvent::Cleared, CacheChange::Cleared),
             };
             self.facts.on_cache(now, &change);
+            effects.push(ReplicaEffect::Cached(told));
             self.tell_all(event, effects);
         }
         self.scratch.events = events;
@@ -173,6 +179,15 @@ impl Replica {
         });
     }
 
+    /// Everything that can be found, each block behind the one that it hangs on. Walks the pool.
+    pub fn listed(&self) -> Vec<CacheChange> {
+        let mut blocks = Vec::new();
+        self.kv.for_each_stored_behind(|key, parent, depth_blocks| blocks.push((depth_blocks, key, parent)));
+        blocks.sort_unstable();
+        let stored = |(depth_blocks, key, parent)| CacheChange::Stored { key, parent, depth_blocks };
+        blocks.into_iter().map(stored).collect()
+    }
+
     /// Events were lost between two steps: everybody starts over from a listing.
     fn list_cache_again(&mut self, effects: &mut ReplicaEffects) {
         self.scratch.events.clear();
@@ -180,6 +195,8 @@ impl Replica {
         self.kv.take_events(&mut events);
         events.clear();
         self.scratch.events = events;
+        effects.push(ReplicaEffect::Cached(CacheChange::Cleared));
+        effects.extend(self.listed().into_iter().map(ReplicaEffect::Cached));
         self.tell_all(CacheEvent::Cleared, effects);
         for at in 0..self.peers.as_slice().len() {
             let gateway = self.peers.as_slice()[at].epoch;

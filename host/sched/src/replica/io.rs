@@ -146,6 +146,29 @@ pub enum ReplicaEffect {
     Handoff(HandoffEffect),
     /// For metrics, logs and journals.
     Event(ReplicaEvent),
+    /// The prefix cache changed. Gateways hear of it by messages; this is for whoever publishes it, gateways or not.
+    Cached(CacheChange),
+}
+
+/// A change of the prefix cache, with what it hangs on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CacheChange {
+    /// The block can be found from now on.
+    Stored {
+        /// Its key.
+        key: BlockKey,
+        /// Key of the block before it; none for the first of a prompt.
+        parent: Option<BlockKey>,
+        /// Blocks from the root to it, itself included.
+        depth_blocks: u32,
+    },
+    /// It cannot be found any more.
+    Removed {
+        /// Its key.
+        key: BlockKey,
+    },
+    /// Nothing can be found any more. What can is told again behind it.
+    Cleared,
 }
 
 /// What the driver must do for a hand-off. The driver has what the machine does not: tokens, and the bytes in blocks.

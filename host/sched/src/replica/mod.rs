@@ -27,8 +27,8 @@ mod signals;
 
 pub use books::Books;
 pub use io::{
-    FinishedTokens, HandoffEffect, HandoffInput, ReplicaConfig, ReplicaEffect, ReplicaEffects, ReplicaEvent,
-    ReplicaInput, StepCost, Watermarks,
+    CacheChange, FinishedTokens, HandoffEffect, HandoffInput, ReplicaConfig, ReplicaEffect, ReplicaEffects,
+    ReplicaEvent, ReplicaInput, StepCost, Watermarks,
 };
 pub use report::Gauges;
 

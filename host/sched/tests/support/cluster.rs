@@ -198,7 +198,7 @@ impl Cluster {
                 ReplicaEffect::Deliver { seq, tokens, first, .. } => {
                     self.wires.emit((replica, epoch), seq, first, u32::from(tokens));
                 }
-                ReplicaEffect::SequenceEnded { .. } => {}
+                ReplicaEffect::SequenceEnded { .. } | ReplicaEffect::Cached(_) => {}
             }
         }
     }

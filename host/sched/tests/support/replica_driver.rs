@@ -346,6 +346,7 @@ impl Driver {
                 }
                 ReplicaEffect::Event(event) => self.observe(*event),
                 ReplicaEffect::Handoff(effect) => panic!("nothing is handed off here: {effect:?}"),
+                ReplicaEffect::Cached(_) => {}
             }
         }
     }

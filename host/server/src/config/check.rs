@@ -60,10 +60,11 @@ pub fn sections(table: toml::Table) -> (Config, Faults) {
             "policy" => section(&name, value, &mut config.policy, &mut faults),
             "decisions" => section(&name, value, &mut config.decisions, &mut faults),
             "journal" => section(&name, value, &mut config.journal, &mut faults),
+            "kv_events" => section(&name, value, &mut config.kv_events, &mut faults),
             "classes" => section(&name, value, &mut config.classes, &mut faults),
             "objectives" => section(&name, value, &mut config.objectives, &mut faults),
             _ => faults.push(format!(
-                "[{name}] is not a section; there are server, http, model, replicas, limits, generation, policy, decisions, journal, classes, objectives"
+                "[{name}] is not a section; there are server, http, model, replicas, limits, generation, policy, decisions, journal, kv_events, classes, objectives"
             )),
         }
     }
@@ -182,6 +183,7 @@ impl Config {
             faults.push(format!("replicas.cpu_tier: {fault}"));
         }
         faults.extend(self.check_admin());
+        faults.extend(self.kv_events.check(self.replicas.total()));
         faults
     }
 

@@ -8,6 +8,8 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use super::kv_events::KvEventsConfig;
+
 /// The whole file. `penstock config` prints the effective one, with every key.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -30,6 +32,8 @@ pub struct Config {
     pub decisions: DecisionsConfig,
     /// What is written down of a run.
     pub journal: JournalConfig,
+    /// What is told of the prefix cache.
+    pub kv_events: KvEventsConfig,
     /// Per class rank ("0" .. "7").
     pub classes: BTreeMap<String, ClassConfig>,
     /// What the names in `x-llm-d-inference-objective` mean.

@@ -329,6 +329,7 @@ impl World<'_> {
             }
             ReplicaEffect::Handoff(_) => Err("a hand-off where none is configured".to_owned()),
             ReplicaEffect::Event(event) => self.note_replica(*event),
+            ReplicaEffect::Cached(_) => Ok(()),
         }
     }
 

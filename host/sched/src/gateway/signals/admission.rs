@@ -127,7 +127,7 @@ impl AdmissionFacts<'_> {
 
     fn cached_prefix_tokens(&self) -> Option<u64> {
         let overlaps = self.asked.overlaps?;
-        let known = self.state.replicas.iter_ready().filter(|(_, replica)| replica.cache.complete);
+        let known = self.state.replicas.iter_ready().filter(|(_, replica)| replica.cache.believed);
         let blocks = known.map(|(slot, _)| overlaps.blocks(slot)).max()?;
         Some(u64::from(self.state.overlap_tokens(self.asked.manifest, blocks)))
     }

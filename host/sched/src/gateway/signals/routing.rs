@@ -99,14 +99,14 @@ impl<'a> ReplicaRows<'a> {
         let Placing { request, overlaps } = self.placing?;
         let state = self.state;
         let manifest = &request.manifest;
-        let overlap = if replica.cache.complete { overlaps.blocks(slot) } else { 0 };
+        let overlap = if replica.cache.believed { overlaps.blocks(slot) } else { 0 };
         let uncached = u64::from(manifest.input_tokens - state.overlap_tokens(manifest, overlap));
         match which {
             Signal::SessionFlag => {
                 let last = state.sessions.last(manifest.session);
                 Some(u64::from(last == Some((replica.facts.replica, replica.facts.epoch))))
             }
-            Signal::OverlapBlocks => replica.cache.complete.then_some(u64::from(overlap)),
+            Signal::OverlapBlocks => replica.cache.believed.then_some(u64::from(overlap)),
             Signal::EstPrefillUs => state.est_prefill_us(replica, uncached),
             Signal::EstCreditUs => {
                 let blocks = request.need_blocks(state.config.block_size_tokens);
