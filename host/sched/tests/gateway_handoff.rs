@@ -150,3 +150,17 @@ fn without_a_near_pair_required_goes_whole_and_preferred_goes_far() {
         cluster.assert_at_rest();
     }
 }
+
+#[test]
+fn a_replica_that_takes_whole_requests_alone_takes_part_in_no_hand_off() {
+    let mut shape = shape(1, Links::default());
+    // One that computes prompts, one of the third role: nobody decodes for others.
+    (shape.replicas, shape.roles) = (2, vec![1, 3]);
+    let mut cluster = cluster(shape);
+    let asked: Vec<_> = (3..=30).step_by(3).map(|n| cluster.arrive(n)).collect();
+    cluster.run(Instant(20_000_000_000));
+    assert!(asked.iter().all(|manifest| cluster.ended[&manifest.request].0 == Outcome::Length));
+    let begun = |event: &GatewayEvent| matches!(event, GatewayEvent::HandoffBegun { .. });
+    assert!(!cluster.events.iter().any(begun), "whole requests go the whole path");
+    cluster.assert_at_rest();
+}

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use penstock_base::{BatchId, Instant, Outcome, ReplicaEpoch, RequestId, SeqId};
+use penstock_base::{BatchId, Instant, Manifest, Outcome, ReplicaEpoch, RequestId, SeqId};
 use penstock_sched::gateway::GatewayEffect;
 use penstock_sched::message::{Dispatch, FromReplica, Usage};
 
@@ -34,6 +34,10 @@ struct Placed {
     delivered: Vec<u32>,
     ends: Vec<Option<(Outcome, u32)>>,
     preempted: u32,
+    /// Its prompt is computed for another replica: nothing of it is delivered here.
+    sending: bool,
+    /// A row of it was planned.
+    planned: bool,
 }
 
 /// What one replica epoch does, request by request.
@@ -50,20 +54,86 @@ impl PlacedBook {
     /// # Errors
     /// The request is here already.
     pub fn dispatched(&mut self, dispatch: &Dispatch) -> Result<(), String> {
-        let manifest = &dispatch.manifest;
+        let cap = dispatch.max_output_tokens.min(dispatch.manifest.max_output_tokens);
+        self.place(&dispatch.manifest, (dispatch.attempt, cap), false)
+    }
+
+    /// The prompt of a request is computed here from now on, for another replica.
+    ///
+    /// # Errors
+    /// The request is here already.
+    pub fn sending(&mut self, manifest: &Manifest, attempt: u16, cap: u32) -> Result<(), String> {
+        self.place(manifest, (attempt, cap.min(manifest.max_output_tokens)), true)
+    }
+
+    /// A request whose prompt was computed elsewhere is here from now on.
+    ///
+    /// # Errors
+    /// The request is here already.
+    pub fn adopted(&mut self, manifest: &Manifest, attempt: u16, cap: u32) -> Result<(), String> {
+        self.place(manifest, (attempt, cap.min(manifest.max_output_tokens)), false)
+    }
+
+    fn place(&mut self, manifest: &Manifest, (attempt, cap): (u16, u32), sending: bool) -> Result<(), String> {
         let n = usize::from(manifest.sequences);
         let placed = Placed {
-            attempt: dispatch.attempt,
-            cap: dispatch.max_output_tokens.min(manifest.max_output_tokens),
+            attempt,
+            cap,
             started: false,
             prefill_tokens: 0,
             decode_tokens: 0,
             delivered: vec![0; n],
             ends: vec![None; n],
             preempted: 0,
+            sending,
+            planned: false,
         };
         let before = self.placed.insert(manifest.request, placed);
         ensure(before.is_none(), || format!("{} is dispatched to where it is", manifest.request))
+    }
+
+    /// What was computed here for another replica is this one's own from now on.
+    ///
+    /// # Errors
+    /// It was its own before.
+    pub fn kept(&mut self, request: RequestId) -> Result<(), String> {
+        let placed = self.get(request)?;
+        let before = std::mem::replace(&mut placed.sending, false);
+        // Its beginning is told to nobody while it is another one's.
+        placed.started |= placed.planned;
+        ensure(before, || format!("{request} goes on here, where it was decoded before"))
+    }
+
+    /// A request leaves without an end.
+    ///
+    /// # Errors
+    /// It is this replica's own.
+    pub fn left(&mut self, request: RequestId) -> Result<(), String> {
+        let placed = self.placed.remove(&request).ok_or_else(|| format!("{request} leaves and is not here"))?;
+        ensure(placed.sending && placed.delivered.iter().all(|tokens| *tokens == 0), || {
+            format!("{request} leaves without an end, {placed:?}")
+        })
+    }
+
+    /// The first token, which was kept back, counts from now on.
+    ///
+    /// # Errors
+    /// Others came before it, nobody kept one, or it is not the right one.
+    pub fn released(&mut self, seq: SeqId, token: Option<u64>, answer: &Answer) -> Result<(), String> {
+        let placed = self.get(seq.request)?;
+        let first = !placed.sending && placed.ends[0].is_none() && placed.delivered[0] == 0;
+        ensure(first, || format!("{seq} releases a first token, {placed:?}"))?;
+        ensure(token == answer.tokens.first().copied(), || format!("{seq} releases {token:?} as its first token"))?;
+        ensure(answer.stop_at.is_none_or(|stop| stop > 0), || format!("{seq} gets its stop token"))?;
+        placed.delivered[0] = 1;
+        Ok(())
+    }
+
+    /// A row of the request is planned.
+    pub fn row_planned(&mut self, request: RequestId) {
+        if let Some(placed) = self.placed.get_mut(&request) {
+            placed.planned = true;
+        }
     }
 
     /// Output tokens accepted of a sequence that lives here.
@@ -106,6 +176,7 @@ impl PlacedBook {
         let placed = self.get(seq.request)?;
         let index = usize::from(seq.index);
         ensure(placed.ends[index].is_none(), || format!("{seq} is delivered to after its end"))?;
+        ensure(!placed.sending, || format!("{seq} is delivered to where its prompt is computed for another replica"))?;
         ensure(tokens == 1 && placed.delivered[index] == first, || {
             format!("{seq} gets {tokens} tokens at {first}, behind {}", placed.delivered[index])
         })?;
@@ -167,7 +238,8 @@ impl PlacedBook {
             FromReplica::Progress(progress) => {
                 let placed = self.attempt_of(progress.request, progress.attempt)?;
                 let first = placed.decode_tokens == 0 && progress.decode_tokens > 0;
-                ensure(placed.started && progress.first_token == first, || format!("odd progress {progress:?}"))?;
+                let known = placed.started || placed.sending;
+                ensure(known && progress.first_token == first, || format!("odd progress {progress:?}"))?;
                 placed.prefill_tokens += progress.prefill_tokens;
                 placed.decode_tokens += progress.decode_tokens;
                 Ok(())
@@ -190,7 +262,7 @@ impl PlacedBook {
                 let placed = self.placed.remove(request).ok_or("it was there")?;
                 placed.check_end(*request, *outcome, usage, planned[index_of(*request)].manifest.input_tokens)
             }
-            FromReplica::Party { .. } => Err("a party of a hand-off where none is configured".to_owned()),
+            FromReplica::Party { .. } => Ok(()),
             FromReplica::Cache { sequence, .. } => {
                 let last = self.cache_sequence.entry(to).or_default();
                 *last += 1;
@@ -203,6 +275,11 @@ impl PlacedBook {
         let placed = self.get(request)?;
         let right = placed.attempt == attempt;
         if right { Ok(placed) } else { Err(format!("{request}: attempt {attempt} where {} runs", placed.attempt)) }
+    }
+
+    /// A gateway has come: cache events are numbered for it from the beginning.
+    pub fn gateway_came(&mut self, epoch: u16) {
+        self.cache_sequence.remove(&epoch);
     }
 
     /// A gateway is gone: nothing more is told of its requests.
@@ -250,6 +327,10 @@ pub struct Client {
     pub cap: u32,
     /// Where it runs.
     pub placement: Option<Placement>,
+    /// Which replica computes its prompt for the one where it is placed, and may keep it.
+    pub sender: Option<usize>,
+    /// The same for the placement that is about to be told.
+    pub next_sender: Option<usize>,
     /// Attempts so far.
     pub attempts: u16,
     /// Tokens of each sequence that the client has.
@@ -279,6 +360,8 @@ impl ClientBook {
             orphaned: false,
             cap: planned.manifest.max_output_tokens,
             placement: None,
+            sender: None,
+            next_sender: None,
             attempts: 0,
             tokens: vec![0; planned.answers.len()],
             ends: vec![None; planned.answers.len()],
@@ -321,6 +404,7 @@ impl ClientBook {
                 ensure(place < replicas, || format!("no replica {replica}"))?;
                 client.attempts = *attempt;
                 client.placement = Some(Placement { replica: place, epoch: *epoch, attempt: *attempt });
+                client.sender = client.next_sender.take();
                 client.ends.fill(None);
                 client.at_replica = None;
                 Ok(())
@@ -341,6 +425,7 @@ impl ClientBook {
     /// A gap.
     pub fn token(&mut self, seq: SeqId, from: Placement, first: u32, now: Instant) -> Result<bool, String> {
         let client = self.of(seq.request)?;
+        client.follow(from);
         if client.orphaned || client.ended.is_some() || client.placement != Some(from) {
             return Ok(false);
         }
@@ -355,14 +440,26 @@ impl ClientBook {
     /// A sequence ended at its replica.
     pub fn sequence_ended(&mut self, seq: SeqId, from: Placement, end: (Outcome, u32)) {
         let Ok(client) = self.of(seq.request) else { return };
+        client.follow(from);
         if client.placement == Some(from) && client.ended.is_none() {
             client.ends[usize::from(seq.index)] = Some(end);
         }
     }
 
+    /// The prompt is computed at another replica than the one where the request is about to be placed.
+    ///
+    /// # Errors
+    /// It never arrived, or has ended.
+    pub fn handed_off(&mut self, request: RequestId, sender: usize) -> Result<(), String> {
+        let client = self.of(request)?;
+        client.next_sender = Some(sender);
+        ensure(client.ended.is_none(), || format!("{request} is handed off after its end"))
+    }
+
     /// The request ended at its replica.
     pub fn ended_at_replica(&mut self, request: RequestId, from: Placement, end: (Outcome, Usage)) {
         let Ok(client) = self.of(request) else { return };
+        client.follow(from);
         if client.placement == Some(from) {
             client.at_replica = Some(end);
         }
@@ -375,6 +472,15 @@ impl ClientBook {
 }
 
 impl Client {
+    /// The replica that computed the prompt has kept the request: it speaks for it, once. Whether it may is [`crate::owners`]' business.
+    fn follow(&mut self, from: Placement) {
+        let its = self.placement.is_some_and(|placement| placement.attempt == from.attempt);
+        if its && self.sender == Some(from.replica) {
+            self.placement = Some(from);
+            self.sender = None;
+        }
+    }
+
     fn check_end(&self, request: RequestId, outcome: Outcome, usage: &Usage) -> Result<(), String> {
         let has: u32 = self.tokens.iter().sum();
         if !outcome.is_success() {

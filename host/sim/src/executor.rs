@@ -167,6 +167,46 @@ impl Executor {
         self.finish(batch);
     }
 
+    /// What lies in blocks that a transfer reads, which must be computed and right: `first` is the place of the first one in the sequence.
+    ///
+    /// # Errors
+    /// A block was given away, or holds another content than its place in the answer has.
+    pub fn read(&self, blocks: &[BlockRef], first: u32, prompt: &[u64]) -> Result<Vec<u64>, String> {
+        let size = self.size as usize;
+        let mut read = Vec::with_capacity(blocks.len() * size);
+        for (index, block) in (first as usize..).zip(blocks) {
+            let known = self.generation.get(block.index as usize) == Some(&block.generation);
+            ensure(known, || format!("a transfer reads {block:?}, which was given away"))?;
+            let held = &self.content[block.index as usize * size..][..size];
+            let from = (index * size).min(prompt.len());
+            let right = &prompt[from..(from + size).min(prompt.len())];
+            ensure(!right.is_empty() && held.starts_with(right), || {
+                format!("a transfer reads {block:?} as block {index} of a prompt, and it holds another content")
+            })?;
+            read.extend_from_slice(held);
+        }
+        Ok(read)
+    }
+
+    /// What lies in blocks, whatever it is.
+    pub fn lies_in(&self, blocks: &[BlockRef]) -> Vec<u64> {
+        let size = self.size as usize;
+        blocks.iter().flat_map(|block| self.content[block.index as usize * size..][..size].iter().copied()).collect()
+    }
+
+    /// A transfer writes a block.
+    ///
+    /// # Errors
+    /// A slot lists it, a step in flight reads it, or it has been given to somebody else since.
+    pub fn land(&mut self, block: BlockRef, content: &[u64]) -> Result<(), String> {
+        self.see(block)?;
+        ensure(self.holders(block).next().is_none(), || format!("a transfer writes to {block:?}, which a slot lists"))?;
+        self.nobody_reads(BatchId(u64::MAX), None, block.index, 0)?;
+        let size = self.size as usize;
+        self.content[block.index as usize * size..][..size].copy_from_slice(content);
+        Ok(())
+    }
+
     fn close(&mut self, slot: usize) -> bool {
         let Some(open) = self.slots.get_mut(slot).and_then(Option::take) else { return false };
         for block in open.table {

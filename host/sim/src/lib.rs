@@ -5,14 +5,19 @@
 //! - What happens: [`scenario`] (sizes, faults), [`workload`] (requests), [`cost`] (how long a step takes), [`agenda`] (when).
 //! - Who does it: [`world`] drives gateways and replicas, [`driven`] is one machine with its log, [`seats`] says who decides,
 //!   [`policies`] have whims.
-//! - What must hold: [`executor`] knows what every block must contain, [`checkers`] what every message and token must be.
+//! - Of a cluster: [`cluster`] has roles, sessions and what goes wrong with them, [`network`] who reaches whom and how long bytes take.
+//! - What must hold: [`executor`] knows what every block must contain, [`checkers`] what every message and token must be, [`owners`] whose
+//!   a request is while it is handed off.
 #![forbid(unsafe_code)]
 
 pub mod agenda;
 pub mod checkers;
+pub mod cluster;
 pub mod cost;
 pub mod driven;
 pub mod executor;
+pub mod network;
+pub mod owners;
 pub mod policies;
 pub mod report;
 pub mod rng;
@@ -21,6 +26,7 @@ pub mod seats;
 pub mod workload;
 pub mod world;
 
+pub use cluster::{Cluster, Mishap, Sabotage};
 pub use policies::PolicyKind;
 pub use report::{Figures, Happened, Report, RequestReport, Violation};
 pub use scenario::{Faults, Scenario};

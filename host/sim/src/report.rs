@@ -108,6 +108,34 @@ pub struct Figures {
     pub stale: u64,
     /// Times a watchdog said that nothing moves.
     pub stuck: u64,
+    /// Hand-offs begun.
+    pub handoffs: u64,
+    /// Of these, decoded where they were meant to be.
+    pub handed_off: u64,
+    /// Decoded where they were prefilled.
+    pub kept_at_sender: u64,
+    /// Gone the whole path, as a new attempt.
+    pub handed_back: u64,
+    /// Ended without any of that: failed, or their client left.
+    pub handoffs_ended: u64,
+    /// Hand-offs that a party swept because nobody kept them.
+    pub swept: u64,
+    /// Chunks that arrived.
+    pub chunks: u64,
+    /// Of these, while their prompt was still computed.
+    pub early_chunks: u64,
+    /// Bytes of KV that arrived.
+    pub kv_bytes: u64,
+    /// Writes that a mover turned away: nothing, or nothing any more, was granted.
+    pub writes_turned_away: u64,
+    /// Writes that landed in quarantine.
+    pub late_writes: u64,
+    /// Words and chunks that got lost.
+    pub lost_words: u64,
+    /// Sessions that were over for one end or both.
+    pub sessions_lost: u64,
+    /// Steps of machines that had to do with a hand-off.
+    pub protocol_steps: u64,
 }
 
 impl Figures {
@@ -136,6 +164,20 @@ impl Figures {
             (&mut self.degraded, other.degraded),
             (&mut self.stale, other.stale),
             (&mut self.stuck, other.stuck),
+            (&mut self.handoffs, other.handoffs),
+            (&mut self.handed_off, other.handed_off),
+            (&mut self.kept_at_sender, other.kept_at_sender),
+            (&mut self.handed_back, other.handed_back),
+            (&mut self.handoffs_ended, other.handoffs_ended),
+            (&mut self.swept, other.swept),
+            (&mut self.chunks, other.chunks),
+            (&mut self.early_chunks, other.early_chunks),
+            (&mut self.kv_bytes, other.kv_bytes),
+            (&mut self.writes_turned_away, other.writes_turned_away),
+            (&mut self.late_writes, other.late_writes),
+            (&mut self.lost_words, other.lost_words),
+            (&mut self.sessions_lost, other.sessions_lost),
+            (&mut self.protocol_steps, other.protocol_steps),
         ];
         for (sum, more) in pairs {
             *sum += more;

@@ -5,6 +5,7 @@ use penstock_sched::gateway::GatewayConfig;
 use penstock_sched::replica::{ReplicaConfig, StepCost, Watermarks};
 
 use crate::agenda::Latency;
+use crate::cluster::{Cluster, Mishap, Sabotage};
 use crate::cost::CostModel;
 use crate::policies::PolicyKind;
 use crate::rng::Rng;
@@ -63,7 +64,26 @@ faults! {
     GATEWAY_DRAIN = 16;
     /// A gateway is lost with its clients, and a new epoch takes its place.
     GATEWAY_LOSS = 17;
+    /// Of a cluster, as all that follow: words between replicas get lost.
+    LOST_WORDS = 18;
+    /// Words and chunks come twice.
+    REPEATS = 19;
+    /// Words and chunks overtake each other by far.
+    OVERTAKING = 20;
+    /// Chunks arrive broken.
+    BROKEN_CHUNKS = 21;
+    /// Links between replicas are slow, some become slower still.
+    SLOW_LINKS = 22;
+    /// Gateways and workers do not reach each other, for shorter or longer than their sessions last.
+    CUT_CONTROL = 23;
+    /// Replicas do not reach each other.
+    CUT_DATA = 24;
+    /// Gateways miss cache events, or get them late.
+    LOST_EVENTS = 25;
 }
+
+/// Bits of the faults that only a cluster has.
+const OF_CLUSTERS: u32 = !0 << 18;
 
 impl Faults {
     /// Nothing goes wrong.
@@ -124,6 +144,12 @@ pub struct Scenario {
     pub trace: bool,
     /// Check all invariants after every so many steps of a machine.
     pub check_every: u64,
+    /// Roles, links and sessions; none is replicas that take whole requests, over links that never fail.
+    pub cluster: Option<Cluster>,
+    /// What goes wrong right after the n-th step of a machine that has to do with a hand-off.
+    pub mishaps: Vec<(u64, Mishap)>,
+    /// What this driver does wrong.
+    pub sabotage: Option<Sabotage>,
 }
 
 /// Who asks for what, and how fast.
@@ -209,6 +235,9 @@ impl Scenario {
             journal: false,
             trace: false,
             check_every: 1,
+            cluster: None,
+            mishaps: Vec::new(),
+            sabotage: None,
         }
     }
 
@@ -264,5 +293,6 @@ fn some_faults(rng: &mut Rng) -> Faults {
     if rng.one_in(4) {
         return Faults::NONE;
     }
-    Faults(Faults::KINDS.iter().filter(|_| rng.one_in(3)).fold(0, |bits, (_, kind)| bits | kind.0))
+    let kinds = Faults::KINDS.iter().filter(|(_, kind)| kind.0 & OF_CLUSTERS == 0);
+    Faults(kinds.filter(|_| rng.one_in(3)).fold(0, |bits, (_, kind)| bits | kind.0))
 }

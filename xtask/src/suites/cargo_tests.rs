@@ -20,12 +20,13 @@ pub fn unit(setting: &Setting) -> Result<Counts> {
     run(setting, "unit", command)
 }
 
-/// The simulator's seeds: natively at both overlap depths, and with components in the seats. What else the simulator tests has no seeds to
+/// The simulator's seeds: natively at both overlap depths, with components in the seats, and clusters over links that fail. What else the simulator tests has no seeds to
 /// be told, and runs in `unit`.
 pub fn simulation(setting: &Setting) -> Result<Counts> {
     // The whole workspace is selected, as everywhere: another selection has other features, and compiles Wasmtime again.
     let mut command = cargo(&setting.root, &["test", "--workspace", "--profile", serve::PROFILE]);
-    command.args(["--test", "seeds", "--test", "components", "--", "--show-output", "--test-threads", "1"]);
+    command.args(["--test", "seeds", "--test", "components", "--test", "clusters"]);
+    command.args(["--", "--show-output", "--test-threads", "1"]);
     command.env("PENSTOCK_SIM_SEEDS", SEEDS);
     run(setting, "simulation", command)
 }

@@ -141,7 +141,10 @@ impl State {
     /// Which way does it go, when `receiver` decodes it with `uncached` tokens of its prompt to be computed?
     pub(super) fn way_of(&mut self, slot: u32, receiver: u32, uncached: u32, cx: &mut Cx<'_>) -> Way {
         let Some(handoff) = self.config.handoff else { return Way::Whole };
-        if !self.may_split(&self.requests.table[slot]) || self.requests.table[slot].wait.colocate {
+        // One that takes whole requests alone knows nothing of hand-offs.
+        let decodes_for_others = self.replicas.table[receiver].facts.role_code == 2;
+        let request = &self.requests.table[slot];
+        if !decodes_for_others || request.wait.colocate || !self.may_split(request) {
             return Way::Whole;
         }
         let candidate = |replica: &Replica| {
@@ -262,7 +265,10 @@ impl State {
     fn coordinate(&mut self, event: CoordinatorEvent, cx: &mut Cx<'_>) {
         let Some(handoffs) = &mut self.handoffs else { return self.stale(cx) };
         let mut said = Vec::new();
+        let before = handoffs.coordinator.transfers();
         handoffs.coordinator.step(self.now, event, &mut said);
+        // Who waited because as many hand-offs as may be were there need not wait any more.
+        self.wants_dispatch |= handoffs.coordinator.transfers() < before;
         for effect in said {
             match effect {
                 CoordinatorEffect::Begun { transfer, request } => self.begun(transfer, request, cx),
@@ -390,6 +396,7 @@ impl State {
         let same = self.replicas.table.get(sender).is_some_and(|replica| replica.facts.epoch == epoch);
         if same && !live.covered {
             self.replicas.table[sender].lent.sub(&live.need);
+            self.wants_dispatch = true;
         }
     }
 

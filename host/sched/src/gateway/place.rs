@@ -156,7 +156,8 @@ impl State {
         let computes_itself = |replica: u32| {
             let at = &self.replicas.table[replica];
             let (need, _) = self.need_at(request, replica, &scratch.overlaps);
-            self.takes_now(slot, at, blocks) && need.prefill_tokens < u64::from(handoff.prefill_tokens_min)
+            let whole = at.facts.role_code != 2 || need.prefill_tokens < u64::from(handoff.prefill_tokens_min);
+            self.takes_now(slot, at, blocks) && whole
         };
         let need = self.need_of_prompt(request, 0);
         self.replicas.iter_ready().any(|(_, at)| at.facts.role_code == 1 && at.covers(&need))

@@ -348,8 +348,13 @@ impl Sender {
                 }
                 entry.state = SenderState::Moving;
                 entry.patience = entry.write.until() + timing.bootstrap;
+                // A prompt that was computed before its welcome came: its seal need not wait for a repetition.
+                let seal = entry.seal;
                 out.push(SenderEffect::Bind { transfer, to: from, blocks });
                 self.heard(now, transfer, ack);
+                if let Some(seal) = seal {
+                    out.push(self.send(transfer, from, now, SenderWord::Seal(seal)));
+                }
             }
             (SenderState::Moving, ToSender::Welcome { echo, ack, .. } | ToSender::Ack { echo: Some(echo), ack }) => {
                 if entry.write.renew(now, echo) {
@@ -416,7 +421,11 @@ impl Sender {
         if entry.seal.is_none() {
             entry.seal = Some(seal);
             entry.out.set_ready(entry.envelope.grid.chunks());
-            entry.resend_at = now;
+            // Said at once, and no reason to write again what is under way.
+            let (moving, to) = (entry.state == SenderState::Moving, entry.ask.destination);
+            if moving {
+                out.push(self.send(transfer, to, now, SenderWord::Seal(seal)));
+            }
         }
     }
 

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use penstock_base::{CancelCause, Duration, GatewayEpoch, Instant, Manifest, Outcome, RequestId};
 use penstock_sched::gateway::{DeliveryEvent, Gateway, GatewayConfig, GatewayEffect, GatewayEvent, GatewayInput};
-use penstock_sched::message::FromReplica;
+use penstock_sched::handoff::End;
+use penstock_sched::message::{FromReplica, ToReplica};
 
 use super::{Event, WAKE_AFTER, World};
-use crate::agenda::Node;
+use crate::cluster::Sabotage;
 use crate::driven::Driven;
 use crate::executor::ensure;
 use crate::policies::PolicyKind;
@@ -18,7 +19,15 @@ use crate::workload;
 /// Code of a fallback that is none of the policy's fault. Every other one says that it failed or that its answer was refused.
 pub(super) const NO_OPINION: u8 = 0;
 /// Faults under which nothing may move for a while although work waits.
-const STANDSTILLS: [Faults; 4] = [Faults::SLOW_REPLICAS, Faults::LOST_REPLICAS, Faults::DRAINS, Faults::LOST_EXECUTORS];
+const STANDSTILLS: [Faults; 7] = [
+    Faults::SLOW_REPLICAS,
+    Faults::LOST_REPLICAS,
+    Faults::DRAINS,
+    Faults::LOST_EXECUTORS,
+    Faults::CUT_CONTROL,
+    Faults::CUT_DATA,
+    Faults::SLOW_LINKS,
+];
 
 impl World<'_> {
     /// A new incarnation of a gateway, which knows no replica yet.
@@ -101,10 +110,16 @@ impl World<'_> {
         }
         let Some(driven) = &mut self.gateways[place].machine else { return Ok(()) };
         self.steps += 1;
+        let mut is_protocol = matches!(&input, GatewayInput::Replica { message: FromReplica::Party { .. }, .. });
         let effects = driven.step(now, input).map_err(|what| format!("gateway {place}: {what}"))?;
         self.check_bounds(place)?;
         for effect in &effects {
             self.carry_out_gateway(place, effect).map_err(|what| format!("gateway {place}: {what}"))?;
+            is_protocol |= matches!(
+                effect,
+                GatewayEffect::Send { message: ToReplica::Prefill(_) | ToReplica::Decode(_), .. }
+                    | GatewayEffect::Event(GatewayEvent::HandoffBegun { .. } | GatewayEvent::HandoffEnded { .. })
+            );
         }
         let now = self.agenda.now();
         let epoch = self.gateways[place].epoch;
@@ -115,7 +130,7 @@ impl World<'_> {
             driven.tick_at = wake.max(now + WAKE_AFTER);
             self.agenda.put(driven.tick_at, Event::GatewayTick { gateway: place, epoch });
         }
-        Ok(())
+        if is_protocol { self.protocol_step() } else { Ok(()) }
     }
 
     fn check_bounds(&self, place: usize) -> Result<(), String> {
@@ -149,10 +164,10 @@ impl World<'_> {
         match effect {
             GatewayEffect::Send { replica, epoch, message } => {
                 let to = replica.0 as usize;
-                let at = self.arrival(Node::Gateway(place), Node::Replica(to));
                 let gateway = self.gateways[place].epoch;
+                let Some((at, session)) = self.when_at_worker(place, to) else { return Ok(()) };
                 let message = message.clone();
-                self.agenda.put(at, Event::ToReplica { replica: to, epoch: *epoch, gateway, message });
+                self.agenda.put(at, Event::ToReplica { replica: to, epoch: *epoch, gateway, session, message });
             }
             GatewayEffect::Queued { request, degraded, .. } => {
                 self.figures.degraded += u64::from(*degraded);
@@ -163,6 +178,10 @@ impl World<'_> {
             }
             GatewayEffect::Ended { request, outcome, .. } => {
                 self.trace(Happened::WaitsNoMore(workload::index_of(*request)));
+                self.last_end = now;
+                if self.scenario.sabotage == Some(Sabotage::EndTwice) {
+                    self.clients.effect(effect, now, self.replicas.len())?;
+                }
                 self.acknowledge(*request, *outcome);
             }
             GatewayEffect::Event(event) => self.note_gateway(*event)?,
@@ -187,7 +206,8 @@ impl World<'_> {
             }),
             GatewayEvent::NoProgress => {
                 self.figures.stuck += 1;
-                let excused = whims || STANDSTILLS.into_iter().any(|kind| self.scenario.faults.has(kind));
+                let staged = !self.scenario.mishaps.is_empty();
+                let excused = whims || staged || STANDSTILLS.into_iter().any(|kind| self.scenario.faults.has(kind));
                 ensure(excused, || format!("nothing moves: {}", self.open_requests()))
             }
             GatewayEvent::Stance { level } => {
@@ -195,6 +215,20 @@ impl World<'_> {
                 Ok(())
             }
             GatewayEvent::Broken(why) => Err(format!("a gateway is broken: {why}")),
+            GatewayEvent::HandoffBegun { request, transfer, sender, receiver } => {
+                self.figures.handoffs += 1;
+                self.clients.handed_off(request, sender.0 as usize)?;
+                self.owners.begun(transfer, request, (sender.0 as usize, receiver.0 as usize))
+            }
+            GatewayEvent::HandoffEnded { request, transfer, end } => {
+                *match end {
+                    End::HandedOff(_) => &mut self.figures.handed_off,
+                    End::AtSender(..) => &mut self.figures.kept_at_sender,
+                    End::Anew(_) => &mut self.figures.handed_back,
+                    End::Failed(_) | End::Cancelled => &mut self.figures.handoffs_ended,
+                } += 1;
+                self.owners.ended(transfer, request, end)
+            }
             _ => Ok(()),
         }
     }

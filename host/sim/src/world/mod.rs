@@ -1,10 +1,12 @@
 //! Gateways, replicas, links and clients of one scenario, on one agenda.
 //!
-//! [`gateways`] and [`replicas`] carry out what the machines say, [`trouble`] is what goes wrong. Every rule that is broken ends the run
-//! as a [`Violation`].
+//! [`gateways`] and [`replicas`] carry out what the machines say, [`trouble`] is what goes wrong; of a cluster, [`sessions`] and [`movers`]
+//! are what lies between them. Every rule that is broken ends the run as a [`Violation`].
 
 mod gateways;
+mod movers;
 mod replicas;
+mod sessions;
 mod trouble;
 
 use std::any::Any;
@@ -17,16 +19,20 @@ use penstock_sched::gateway::{DeliveryEvent, Gateway, GatewayInput};
 use penstock_sched::message::{FromReplica, ToReplica};
 use penstock_sched::replica::ReplicaInput;
 
-use crate::agenda::{Agenda, Links, Node};
+use crate::agenda::{Agenda, Latency, Links, Node};
 use crate::checkers::ClientBook;
 use crate::driven::Driven;
 use crate::executor::ensure;
+use crate::network::{DataLink, Network};
+use crate::owners::OwnerBook;
 use crate::report::{Figures, Happened, Report, RequestReport, Violation};
 use crate::rng::{Rng, mix};
 use crate::scenario::{Faults, Scenario};
 use crate::seats::{Cast, Natives};
 use crate::workload::{self, LeaveWhen, Planned};
+use movers::{Movers, Word, Writing};
 use replicas::ReplicaNode;
+use sessions::{Session, Streamed};
 use trouble::Trouble;
 
 /// Everything must have ended this long after the last arrival.
@@ -45,11 +51,25 @@ enum Event {
     /// Something on the delivery axis.
     Delivery(RequestId, DeliveryEvent),
     /// A message for one incarnation of a replica.
-    ToReplica { replica: usize, epoch: ReplicaEpoch, gateway: GatewayEpoch, message: ToReplica },
+    ToReplica { replica: usize, epoch: ReplicaEpoch, gateway: GatewayEpoch, session: u64, message: ToReplica },
     /// A message for one incarnation of a gateway.
-    ToGateway { gateway: GatewayEpoch, replica: usize, epoch: ReplicaEpoch, message: FromReplica },
-    /// News about replicas, for one incarnation of a gateway.
-    News { gateway: GatewayEpoch, input: GatewayInput },
+    ToGateway { gateway: GatewayEpoch, replica: usize, epoch: ReplicaEpoch, session: u64, message: FromReplica },
+    /// What a worker streams past the gateway's machine.
+    ToEdge { gateway: GatewayEpoch, session: u64, streamed: Streamed },
+    /// News about a replica, for one incarnation of a gateway.
+    News { gateway: GatewayEpoch, replica: usize, session: u64, input: GatewayInput },
+    /// A replica's word for another one, at the gateway.
+    Relay { gateway: GatewayEpoch, session: u64, from: usize, word: Box<Word> },
+    /// The same at the other one.
+    Word { gateway: usize, replica: usize, session: u64, word: Box<Word> },
+    /// A chunk of KV that waited for its port begins to move, to arrive then.
+    Begin { writing: Box<Writing>, at: Instant },
+    /// A chunk of KV arrives.
+    Land(Box<Writing>),
+    /// A gateway dials a worker.
+    Connect { gateway: usize, replica: usize },
+    /// The lease of one end of a session is over.
+    SessionOver { key: (usize, usize), number: u64, at_gateway: bool },
     /// News about gateways, and what was found in text, for one incarnation of a replica.
     Tell { replica: usize, epoch: ReplicaEpoch, input: ReplicaInput },
     /// A step is computed.
@@ -77,6 +97,17 @@ struct World<'a> {
     gateways: Vec<GatewayNode>,
     replicas: Vec<ReplicaNode>,
     clients: ClientBook,
+    owners: OwnerBook,
+    /// Of a cluster: what lies between its nodes.
+    network: Network,
+    sessions: BTreeMap<(usize, usize), Session>,
+    sessions_begun: u64,
+    movers: Movers,
+    link_rng: Rng,
+    /// Nothing goes wrong any more from here on.
+    faulty_until: Instant,
+    /// When the last request ended so far.
+    last_end: Instant,
     /// Requests as they arrived: their id names the incarnation of the gateway.
     arrived: BTreeMap<RequestId, usize>,
     /// Requests still to arrive.
@@ -129,11 +160,25 @@ fn text_of(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("no message").to_owned()
 }
 
+/// The scenario's links between replicas; any where there is no cluster.
+fn data_link(scenario: &Scenario) -> DataLink {
+    let none = DataLink { bytes_per_sec: 1, latency: Latency { base: Duration::ZERO, jitter: Duration::ZERO } };
+    scenario.cluster.as_ref().map_or(none, |cluster| cluster.data)
+}
+
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario, planned: Vec<Planned>, cast: &'a dyn Cast) -> Self {
         let seed = scenario.seed;
         Self {
             clients: ClientBook::new(&planned),
+            owners: OwnerBook::default(),
+            network: Network::new(data_link(scenario), Rng::stream(seed, 13)),
+            sessions: BTreeMap::new(),
+            sessions_begun: 0,
+            movers: Movers::new(Rng::stream(seed, 14)),
+            link_rng: Rng::stream(seed, 15),
+            faulty_until: Instant::ZERO,
+            last_end: Instant::ZERO,
             to_come: planned.len(),
             agenda: Agenda::default(),
             links: Links::new(Rng::stream(seed, 10)),
@@ -181,6 +226,7 @@ impl<'a> World<'a> {
             self.happen(event)?;
             let late = self.agenda.now() > last + PATIENCE || self.steps > STEPS_MAX;
             ensure(!late, || format!("no end after {} steps: {}", self.steps, self.open_requests()))?;
+            self.must_be_at_rest()?;
         }
         self.close()
     }
@@ -192,14 +238,33 @@ impl<'a> World<'a> {
             Event::Delivery(request, event) => {
                 self.tell_gateway(request.gateway_epoch(), GatewayInput::Delivery { request, event })
             }
-            Event::ToReplica { replica, epoch, gateway, message } => {
+            Event::ToReplica { replica, epoch, gateway, session, message } => {
+                let place = self.gateways.iter().position(|node| node.epoch == gateway);
+                let hears = |place| self.worker_hears((place, replica), session) == Some(epoch);
+                if self.is_cluster() && !place.is_some_and(hears) {
+                    return Ok(());
+                }
                 self.tell_replica(replica, epoch, ReplicaInput::Gateway { gateway, message })
             }
-            Event::ToGateway { gateway, replica, epoch, message } => {
-                let replica = penstock_base::ReplicaId(replica as u32);
-                self.tell_gateway(gateway, GatewayInput::Replica { replica, epoch, message })
+            Event::ToGateway { gateway, replica, epoch, session, message } => {
+                self.hear_replica(gateway, (replica, epoch), session, message)
             }
-            Event::News { gateway, input } => self.tell_gateway(gateway, input),
+            Event::ToEdge { gateway, session, streamed } => self.at_edge(gateway, session, streamed),
+            Event::News { gateway, replica, session, input } => {
+                let place = self.gateway_at(gateway);
+                let hears = place.is_some_and(|place| self.gateway_hears((place, replica), session));
+                if hears { self.tell_gateway(gateway, input) } else { Ok(()) }
+            }
+            Event::Relay { gateway, session, from, word } => {
+                self.relay(gateway, session, from, *word);
+                Ok(())
+            }
+            Event::Word { gateway, replica, session, word } => self.hear_word((gateway, replica), session, *word),
+            Event::Begin { writing, at } => self.begin_write(*writing, at),
+            Event::Land(writing) => self.land(*writing),
+            Event::Connect { gateway, replica } => self.connect(gateway, replica),
+            Event::SessionOver { key, number, at_gateway: true } => self.end_at_gateway(key, number),
+            Event::SessionOver { key, number, at_gateway: false } => self.end_at_worker(key, number),
             Event::Tell { replica, epoch, input } => self.tell_replica(replica, epoch, input),
             Event::Computed { replica, epoch, batch } => self.computed(replica, epoch, batch),
             Event::GatewayTick { gateway, epoch } => self.gateway_tick(gateway, epoch),
@@ -242,9 +307,28 @@ impl<'a> World<'a> {
             && self.replicas.iter().flat_map(ReplicaNode::current).all(|life| life.is_quiet())
     }
 
+    /// In a cluster, everything is back within a known time after the last fault and the last end.
+    fn must_be_at_rest(&self) -> Result<(), String> {
+        let Some(cluster) = &self.scenario.cluster else { return Ok(()) };
+        let since = self.faulty_until.max(self.last_end);
+        if self.to_come > 0 || !self.clients.all_ended() || self.agenda.now() <= since + cluster.bound() {
+            return Ok(());
+        }
+        let held = self.replicas.iter().enumerate().filter_map(|(place, node)| {
+            let life = node.current().filter(|life| !life.is_quiet())?;
+            Some(format!("replica {place}: {}", life.what_is_left()))
+        });
+        Err(format!(
+            "not at rest {} ms after the last end and fault: {}",
+            cluster.bound().0 / 1_000_000,
+            held.collect::<Vec<_>>().join("; ")
+        ))
+    }
+
     /// Everything has ended: everything must be back.
     fn close(&mut self) -> Result<(), String> {
         self.closing = true;
+        self.owners.all_ended()?;
         for place in 0..self.gateways.len() {
             let Some(mut driven) = self.gateways[place].machine.take() else { continue };
             let machine = driven.machine();

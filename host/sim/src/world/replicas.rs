@@ -3,17 +3,21 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use penstock_base::plan::{BatchFailure, Plan};
-use penstock_base::{BatchId, Duration, Instant, Outcome, ReplicaEpoch, ReplicaId, SeqId};
-use penstock_sched::gateway::{DeliveryEvent, GatewayInput, ReplicaFacts};
+use penstock_base::{BatchId, Duration, GatewayEpoch, Instant, Outcome, ReplicaEpoch, SeqId, TransferId};
+use penstock_sched::gateway::{DeliveryEvent, GatewayInput};
+use penstock_sched::handoff::Order;
 use penstock_sched::message::{FromReplica, ToReplica};
-use penstock_sched::replica::{FinishedTokens, Replica, ReplicaConfig, ReplicaEffect, ReplicaEvent, ReplicaInput};
+use penstock_sched::replica::{FinishedTokens, Replica, ReplicaEffect, ReplicaEvent, ReplicaInput};
 
 use super::gateways::NO_OPINION;
+use super::sessions::Streamed;
 use super::{Event, WAKE_AFTER, World};
 use crate::agenda::{Latency, Node};
 use crate::checkers::{PlacedBook, Placement};
+use crate::cluster::Sabotage;
 use crate::driven::Driven;
 use crate::executor::{Computed, Executor, ensure};
+use crate::owners::Who;
 use crate::policies::PolicyKind;
 use crate::report::Happened;
 use crate::scenario::Faults;
@@ -22,7 +26,7 @@ use crate::workload::{LeaveWhen, index_of, key_of};
 /// A replica place: the incarnation in service, and those that were taken for lost and go on.
 #[derive(Default)]
 pub(super) struct ReplicaNode {
-    lives: BTreeMap<ReplicaEpoch, Life>,
+    pub(super) lives: BTreeMap<ReplicaEpoch, Life>,
     current: Option<ReplicaEpoch>,
     last_epoch: u64,
     /// Steps take this many times longer until then.
@@ -31,8 +35,8 @@ pub(super) struct ReplicaNode {
 
 /// One incarnation.
 pub(super) struct Life {
-    driven: Driven<Replica>,
-    executor: Executor,
+    pub(super) driven: Driven<Replica>,
+    pub(super) executor: Executor,
     flights: VecDeque<Flight>,
     book: PlacedBook,
     /// When the device has done everything that it was given.
@@ -43,6 +47,10 @@ pub(super) struct Life {
     keys_told: BTreeMap<SeqId, u32>,
     /// The executor's state was lost on purpose.
     executor_lost: bool,
+    /// Attempt and output cap of the hand-offs that it was told to take part in.
+    orders: BTreeMap<TransferId, (u16, u32)>,
+    /// First tokens that are kept back here; none inside is the stop token.
+    pub(super) tails: BTreeMap<SeqId, Option<u64>>,
 }
 
 struct Flight {
@@ -62,6 +70,18 @@ impl Life {
     pub(super) fn is_quiet(&self) -> bool {
         self.flights.is_empty() && self.driven.machine().is_idle()
     }
+
+    /// What keeps it from being quiet.
+    pub(super) fn what_is_left(&self) -> String {
+        let machine = self.driven.machine();
+        format!(
+            "{} steps in flight, {} hand-offs, {:?}, {} requests in the book",
+            self.flights.len(),
+            machine.handoffs(),
+            machine.kv().counts(),
+            self.book.len()
+        )
+    }
 }
 
 impl World<'_> {
@@ -73,7 +93,7 @@ impl World<'_> {
         }
         node.last_epoch += 1;
         let epoch = ReplicaEpoch(node.last_epoch);
-        let config = ReplicaConfig { replica: ReplicaId(replica as u32), epoch, ..self.scenario.replica.clone() };
+        let config = self.replica_config(replica, epoch);
         let machine = Replica::new(config.clone(), now);
         let life = Life {
             executor: Executor::new(config.blocks, config.block_size_tokens, config.slots, config.step_tokens),
@@ -84,22 +104,18 @@ impl World<'_> {
             reported: None,
             keys_told: BTreeMap::new(),
             executor_lost: false,
+            orders: BTreeMap::new(),
+            tails: BTreeMap::new(),
         };
+        let node = &mut self.replicas[replica];
         node.lives.insert(epoch, life);
         node.current = Some(epoch);
-        let facts = ReplicaFacts {
-            replica: config.replica,
-            epoch,
-            role_code: 3,
-            total_blocks: config.blocks,
-            slots: config.slots,
-            round_tokens: config.step_tokens,
-            context_tokens_max: config.context_tokens_max,
-            speed_ppm: 1_000_000,
-            zone_rank: 0,
-            domain: 0,
-        };
+        let facts = self.facts_of(&config);
         for (place, gateway) in self.gateway_epochs() {
+            if self.is_cluster() {
+                self.connect(place, replica)?;
+                continue;
+            }
             self.news(replica, place, GatewayInput::ReplicaUp(facts));
             self.tell_replica(replica, epoch, ReplicaInput::GatewayUp(gateway))?;
         }
@@ -112,19 +128,7 @@ impl World<'_> {
         for replica in 0..self.replicas.len() {
             let Some(epoch) = self.replicas[replica].current else { continue };
             let Some(life) = self.replicas[replica].lives.get(&epoch) else { continue };
-            let config = life.driven.machine().config();
-            let facts = ReplicaFacts {
-                replica: config.replica,
-                epoch,
-                role_code: 3,
-                total_blocks: config.blocks,
-                slots: config.slots,
-                round_tokens: config.step_tokens,
-                context_tokens_max: config.context_tokens_max,
-                speed_ppm: 1_000_000,
-                zone_rank: 0,
-                domain: 0,
-            };
+            let facts = self.facts_of(life.driven.machine().config());
             self.news(replica, place, GatewayInput::ReplicaUp(facts));
             let at = self.arrival(Node::Gateway(place), Node::Replica(replica));
             self.agenda.put(at, Event::Tell { replica, epoch, input: ReplicaInput::GatewayUp(gateway) });
@@ -133,9 +137,11 @@ impl World<'_> {
 
     /// Tells one gateway something about a replica, in order with what the replica itself says.
     pub(super) fn news(&mut self, replica: usize, place: usize, input: GatewayInput) {
-        let at = self.arrival(Node::Replica(replica), Node::Gateway(place));
-        let gateway = self.gateways[place].epoch;
-        self.agenda.put(at, Event::News { gateway, input });
+        let (gateway, current) = (self.gateways[place].epoch, self.current_life(replica));
+        let from = (replica, current.unwrap_or_default());
+        if let Some((at, session)) = self.when_at_gateway(from, gateway) {
+            self.agenda.put(at, Event::News { gateway, replica, session, input });
+        }
     }
 
     /// Takes the incarnation out of service. As a zombie it goes on, and nobody listens.
@@ -151,6 +157,7 @@ impl World<'_> {
     /// An incarnation stops where it is.
     pub(super) fn end_life(&mut self, replica: usize, epoch: ReplicaEpoch) -> Result<(), String> {
         let Some(mut life) = self.replicas[replica].lives.remove(&epoch) else { return Ok(()) };
+        self.movers.forget(replica, epoch);
         self.count_life(&life);
         self.keep(life.driven.digest());
         self.journals.extend(life.driven.end_log(true)?);
@@ -184,6 +191,9 @@ impl World<'_> {
             let promised = machine.kv().reservations().total();
             ensure(promised == 0, || at(format!("{promised} blocks are promised")))?;
             ensure(life.book.is_empty(), || at(format!("{} requests were not ended", life.book.len())))?;
+            ensure(machine.handoffs() == 0, || at(format!("{} hand-offs are left", machine.handoffs())))?;
+            let held = self.movers.held((replica, epoch));
+            ensure(held == 0, || at(format!("its mover holds {held} transfers")))?;
             self.count_life(&life);
             self.keep(life.driven.digest());
             self.journals.extend(life.driven.end_log(false)?);
@@ -219,9 +229,13 @@ impl World<'_> {
         let now = self.clock();
         let context = |what: String| format!("replica {replica} epoch {epoch}: {what}");
         let Some(life) = self.replicas[replica].lives.get_mut(&epoch) else { return Ok(()) };
-        if let ReplicaInput::Gateway { message: ToReplica::Dispatch(dispatch), .. } = &input {
-            life.book.dispatched(dispatch).map_err(context)?;
+        if let ReplicaInput::Gateway { message, .. } = &input {
+            life.note_order(message).map_err(context)?;
         }
+        if let ReplicaInput::GatewayUp(gateway) = &input {
+            life.book.gateway_came(gateway.0);
+        }
+        let is_protocol = is_protocol(&input);
         let gone = if let ReplicaInput::GatewayDown(gateway) = &input { Some(gateway.0) } else { None };
         let effects = life.driven.step(now, input).map_err(context)?;
         self.steps += 1;
@@ -229,6 +243,7 @@ impl World<'_> {
             self.carry_out_replica(replica, epoch, effect).map_err(context)?;
         }
         let now = self.agenda.now();
+        let is_protocol = is_protocol || effects.iter().any(|effect| matches!(effect, ReplicaEffect::Handoff(_)));
         let Some(life) = self.replicas[replica].lives.get_mut(&epoch) else { return Ok(()) };
         life.driven.recycle(effects);
         life.reported = None;
@@ -248,10 +263,11 @@ impl World<'_> {
         }
         let broken = life.driven.machine().broken();
         match broken {
-            Some(why) if !life.executor_lost => Err(context(format!("broken: {why}"))),
-            Some(_) => self.replace(replica, epoch),
-            None => Ok(()),
+            Some(why) if !life.executor_lost => return Err(context(format!("broken: {why}"))),
+            Some(_) => self.replace(replica, epoch)?,
+            None => {}
         }
+        if is_protocol { self.protocol_step() } else { Ok(()) }
     }
 
     /// The oldest step in flight is computed.
@@ -312,13 +328,22 @@ impl World<'_> {
                 let from = Placement { replica, epoch, attempt };
                 let Some(life) = self.replicas[replica].lives.get_mut(&epoch) else { return Ok(()) };
                 life.book.message(gateway.0, message, &self.planned)?;
-                if let FromReplica::Ended { request, outcome, usage, .. } = message {
-                    self.clients.ended_at_replica(*request, from, (*outcome, *usage));
+                if let FromReplica::Ended { request, outcome, usage, attempt } = message {
+                    if !self.is_cluster() {
+                        self.clients.ended_at_replica(*request, from, (*outcome, *usage));
+                    }
+                    self.owners.let_go(*request, *attempt, (replica, epoch));
                 }
-                let Some(place) = self.gateway_at(*gateway) else { return Ok(()) };
-                let at = self.arrival(Node::Replica(replica), Node::Gateway(place));
+                let Some((mut at, session)) = self.when_at_gateway((replica, epoch), *gateway) else { return Ok(()) };
+                if matches!(message, FromReplica::Cache { .. }) && self.scenario.faults.has(Faults::LOST_EVENTS) {
+                    match self.link_rng.below(20) {
+                        0 => return Ok(()),
+                        1 => at = at + Duration(self.link_rng.below(3_000_000_000)),
+                        _ => {}
+                    }
+                }
                 let message = message.clone();
-                self.agenda.put(at, Event::ToGateway { gateway: *gateway, replica, epoch, message });
+                self.agenda.put(at, Event::ToGateway { gateway: *gateway, replica, epoch, session, message });
                 Ok(())
             }
             ReplicaEffect::Deliver { seq, batch, row, tokens, first } => {
@@ -327,7 +352,7 @@ impl World<'_> {
             ReplicaEffect::SequenceEnded { seq, outcome, tokens } => {
                 self.sequence_ended(replica, epoch, *seq, (*outcome, *tokens))
             }
-            ReplicaEffect::Handoff(_) => Err("a hand-off where none is configured".to_owned()),
+            ReplicaEffect::Handoff(effect) => self.carry_out_handoff((replica, epoch), effect),
             ReplicaEffect::Event(event) => self.note_replica(*event),
             ReplicaEffect::Cached(_) => Ok(()),
         }
@@ -341,6 +366,7 @@ impl World<'_> {
         let Some(life) = self.replicas[replica].lives.get_mut(&epoch) else { return Ok(()) };
         let Life { executor, book, flights, free_at, driven, .. } = life;
         let computed = executor.submit(plan, &self.planned, |seq| book.accepted(seq))?;
+        plan.rows.iter().for_each(|row| book.row_planned(row.seq.request));
         flights.push_back(Flight { plan: plan.clone(), computed, took });
         let most = driven.machine().config().inflight_max;
         ensure(flights.len() <= most, || format!("{} steps in flight where {most} may be", flights.len()))?;
@@ -356,12 +382,32 @@ impl World<'_> {
         (seq, first, tokens): (SeqId, u32, u16),
         row: (BatchId, u32),
     ) -> Result<(), String> {
+        let Some(life) = self.replicas[replica].lives.get_mut(&epoch) else { return Ok(()) };
+        let answer = &self.planned[index_of(seq.request)].answers[usize::from(seq.index)];
+        life.book.delivered((seq, first, tokens), row, life.reported.as_ref(), answer)?;
+        self.emit((replica, epoch), seq, first)
+    }
+
+    /// The first token of a request that was handed off, or was to be: it was kept back until somebody owned it.
+    pub(super) fn release(&mut self, of: Who, seq: SeqId, tokens: u32) -> Result<(), String> {
+        let Some(life) = self.replicas[of.0].lives.get_mut(&of.1) else { return Ok(()) };
+        let tail = life.tails.remove(&seq).ok_or_else(|| format!("{seq} releases a token that nobody kept"))?;
+        ensure(tail.is_some() == (tokens == 1) && tokens <= 1, || format!("{seq} releases {tokens} tokens, {tail:?}"))?;
+        if tokens == 0 {
+            return Ok(());
+        }
+        let answer = &self.planned[index_of(seq.request)].answers[usize::from(seq.index)];
+        life.book.released(seq, tail, answer)?;
+        self.emit(of, seq, 0)
+    }
+
+    /// One token counts: what is found in its text, and the way to its client.
+    fn emit(&mut self, (replica, epoch): Who, seq: SeqId, first: u32) -> Result<(), String> {
         let now = self.agenda.now();
         let index = index_of(seq.request);
         let Some(life) = self.replicas[replica].lives.get_mut(&epoch) else { return Ok(()) };
         let planned = &self.planned[index];
         let answer = &planned.answers[usize::from(seq.index)];
-        life.book.delivered((seq, first, tokens), row, life.reported.as_ref(), answer)?;
         let attempt = life.book.attempt(seq.request).unwrap_or_default();
         self.figures.tokens += 1;
         if self.scenario.trace {
@@ -388,11 +434,26 @@ impl World<'_> {
             let at = self.links.arrival(now, (Node::Text(replica), Node::Replica(replica)), latency);
             self.agenda.put(at, Event::Tell { replica, epoch, input });
         }
-        self.stream(seq, Placement { replica, epoch, attempt }, first)
+        let from = Placement { replica, epoch, attempt };
+        if !self.is_cluster() {
+            return self.stream(seq, from, first);
+        }
+        if self.scenario.sabotage == Some(Sabotage::LoseToken) && first == 2 {
+            return Ok(());
+        }
+        self.send_to_edge(seq.request.gateway_epoch(), Streamed::Token { seq, from, first });
+        Ok(())
+    }
+
+    fn send_to_edge(&mut self, gateway: GatewayEpoch, streamed: Streamed) {
+        let (Streamed::Token { from, .. } | Streamed::SequenceEnded { from, .. }) = streamed;
+        if let Some((at, session)) = self.when_at_gateway((from.replica, from.epoch), gateway) {
+            self.agenda.put(at, Event::ToEdge { gateway, session, streamed });
+        }
     }
 
     /// The token goes to the client, if it is still that placement's.
-    fn stream(&mut self, seq: SeqId, from: Placement, first: u32) -> Result<(), String> {
+    pub(super) fn stream(&mut self, seq: SeqId, from: Placement, first: u32) -> Result<(), String> {
         let now = self.agenda.now();
         let index = index_of(seq.request);
         let is_first = self.clients.clients[index].first_token_at == Instant::NEVER;
@@ -425,8 +486,60 @@ impl World<'_> {
         life.book.sequence_ended(seq, end, answer)?;
         life.keys_told.remove(&seq);
         self.figures.cut_outputs += u64::from(end.0.is_success() && end.1 < had);
+        life.tails.remove(&seq);
         let attempt = life.book.attempt(seq.request).unwrap_or_default();
-        self.clients.sequence_ended(seq, Placement { replica, epoch, attempt }, end);
+        let from = Placement { replica, epoch, attempt };
+        if self.is_cluster() {
+            self.owners.let_go(seq.request, attempt, (replica, epoch));
+            self.send_to_edge(seq.request.gateway_epoch(), Streamed::SequenceEnded { seq, from, end });
+        } else {
+            self.clients.sequence_ended(seq, from, end);
+        }
+        Ok(())
+    }
+
+    // --- What hand-offs need of a life -------------------------------------------------------------------------------------------
+
+    pub(super) fn life(&self, of: Who) -> Option<&Life> {
+        self.replicas.get(of.0)?.lives.get(&of.1)
+    }
+
+    pub(super) fn book(&mut self, of: Who) -> Result<&mut PlacedBook, String> {
+        let life = self.replicas[of.0].lives.get_mut(&of.1);
+        life.map(|life| &mut life.book).ok_or_else(|| "a hand-off without its replica".to_owned())
+    }
+
+    pub(super) fn attempt_here(&self, of: Who, seq: SeqId) -> Option<u16> {
+        self.life(of)?.book.attempt(seq.request)
+    }
+
+    /// Attempt and output cap of a hand-off that a replica was told to take part in.
+    pub(super) fn ordered(&self, of: Who, transfer: TransferId) -> Result<(u16, u32), String> {
+        let known = self.life(of).and_then(|life| life.orders.get(&transfer).copied());
+        known.ok_or_else(|| format!("{transfer} is under way here, and nobody ordered it"))
+    }
+
+    /// The token of a row of the step that is being reported; it is kept back.
+    pub(super) fn sampled_token(&mut self, of: Who, seq: SeqId, (batch, row): (BatchId, u32)) -> Result<u64, String> {
+        let life = self.replicas[of.0].lives.get_mut(&of.1).ok_or("a hand-off without its replica")?;
+        let computed = life.reported.as_ref().filter(|computed| computed.batch == batch);
+        let sampled = computed.and_then(|computed| computed.sampled.get(row as usize).copied().flatten());
+        let sampled = sampled.filter(|sampled| sampled.seq == seq && sampled.index == 0);
+        sampled.map(|sampled| sampled.token).ok_or_else(|| format!("{seq} was not sampled in row {row} of {batch}"))
+    }
+
+    /// A prompt that was computed for another replica is gone from here.
+    pub(super) fn leave_replica(&mut self, of: Who, seq: SeqId) -> Result<(), String> {
+        let attempt = self.attempt_here(of, seq).unwrap_or_default();
+        self.book(of)?.left(seq.request)?;
+        if self.scenario.sabotage == Some(Sabotage::EmitTwice) {
+            let from = Placement { replica: of.0, epoch: of.1, attempt };
+            self.send_to_edge(seq.request.gateway_epoch(), Streamed::Token { seq, from, first: 0 });
+        }
+        if let Some(life) = self.replicas[of.0].lives.get_mut(&of.1) {
+            life.tails.remove(&seq);
+            life.keys_told.remove(&seq);
+        }
         Ok(())
     }
 
@@ -444,6 +557,36 @@ impl World<'_> {
             _ => {}
         }
         Ok(())
+    }
+}
+
+impl Life {
+    /// What a gateway's message asks of this replica, for the book.
+    fn note_order(&mut self, message: &ToReplica) -> Result<(), String> {
+        let (transfer, attempt, cap) = match message {
+            ToReplica::Dispatch(dispatch) => return self.book.dispatched(dispatch),
+            ToReplica::Prefill(ordered) => match &ordered.order {
+                Order::Begin(open) => (ordered.transfer, open.attempt, open.caps.max_output_tokens),
+                _ => return Ok(()),
+            },
+            ToReplica::Decode(ordered) => match &ordered.order {
+                Order::Begin(reserve) => (ordered.transfer, reserve.attempt, reserve.caps.max_output_tokens),
+                _ => return Ok(()),
+            },
+            _ => return Ok(()),
+        };
+        self.orders.insert(transfer, (attempt, cap));
+        Ok(())
+    }
+}
+
+/// Has this input to do with a hand-off?
+fn is_protocol(input: &ReplicaInput) -> bool {
+    let ordered = |message: &ToReplica| matches!(message, ToReplica::Prefill(_) | ToReplica::Decode(_));
+    match input {
+        ReplicaInput::Handoff(_) => true,
+        ReplicaInput::Gateway { message, .. } => ordered(message),
+        _ => false,
     }
 }
 

@@ -6,6 +6,8 @@ use penstock_sched::replica::ReplicaInput;
 
 use super::{Event, World};
 use crate::agenda::Node;
+use crate::cluster::Mishap;
+use crate::network::Ways;
 use crate::rng::{Rng, mix};
 use crate::scenario::Faults;
 
@@ -39,6 +41,10 @@ pub(super) enum Trouble {
     LoseGateway { gateway: usize, down: Duration },
     /// A gateway comes back.
     StartGateway { gateway: usize, epoch: GatewayEpoch },
+    /// Two nodes do not reach each other.
+    Cut { pair: (Node, Node), ways: Ways, lasts: Duration },
+    /// The ports of a replica become slower.
+    SlowLink { replica: usize, factor: u64, lasts: Duration },
 }
 
 impl World<'_> {
@@ -74,6 +80,15 @@ impl World<'_> {
                         continue;
                     }
                     Faults::GATEWAY_LOSS if time == 0 => Trouble::LoseGateway { gateway, down: lasts },
+                    Faults::CUT_CONTROL | Faults::CUT_DATA => {
+                        let ways = rng.pick(&[Ways::Both, Ways::Both, Ways::There, Ways::Back]);
+                        let lasts = Duration::from_ms(rng.pick(&[100, 1_500, 6_000, 20_000]) + rng.below(500));
+                        let other = (replica + 1 + rng.below(replicas.max(2) - 1) as usize) % replicas as usize;
+                        let from =
+                            if *kind == Faults::CUT_DATA { Node::Replica(other) } else { Node::Gateway(gateway) };
+                        Trouble::Cut { pair: (from, Node::Replica(replica)), ways, lasts }
+                    }
+                    Faults::SLOW_LINKS => Trouble::SlowLink { replica, factor: rng.between(2, 50), lasts },
                     _ => continue,
                 };
                 self.agenda.put(at, Event::Trouble(trouble));
@@ -81,10 +96,30 @@ impl World<'_> {
         }
     }
 
+    /// A step of a machine that had to do with a hand-off is over: what was to go wrong right after it does.
+    pub(super) fn protocol_step(&mut self) -> Result<(), String> {
+        self.figures.protocol_steps += 1;
+        let step = self.figures.protocol_steps;
+        let due = self.scenario.mishaps.iter().filter(|(at, _)| *at == step);
+        for (_, mishap) in due {
+            let trouble = match *mishap {
+                Mishap::LoseReplica { replica, down } => Trouble::Lose { replica, down },
+                Mishap::LoseGateway { gateway, down } => Trouble::LoseGateway { gateway, down },
+                Mishap::Cut { pair, ways, lasts } => Trouble::Cut { pair, ways, lasts },
+            };
+            // As the next thing that happens: effects of the step may still be carried out.
+            self.agenda.put(self.agenda.now(), Event::Trouble(trouble));
+        }
+        Ok(())
+    }
+
     pub(super) fn cause(&mut self, trouble: Trouble) -> Result<(), String> {
+        self.faulty_until = self.faulty_until.max(self.agenda.now());
         match trouble {
             Trouble::Slow { replica, factor, lasts } => {
-                self.replicas[replica].slow = (factor, self.agenda.now() + lasts);
+                let until = self.agenda.now() + lasts;
+                self.replicas[replica].slow = (factor, until);
+                self.faulty_until = self.faulty_until.max(until);
                 Ok(())
             }
             Trouble::Lose { replica, down } => self.lose(replica, down),
@@ -102,10 +137,23 @@ impl World<'_> {
             Trouble::Swap { gateway, generation } => self.step_gateway(gateway, GatewayInput::Policies(generation)),
             Trouble::DrainGateway { gateway } => self.step_gateway(gateway, GatewayInput::Drain),
             Trouble::LoseGateway { gateway, down } => self.lose_gateway(gateway, down),
+            Trouble::Cut { pair, ways, lasts } => {
+                self.cut(pair, ways, lasts);
+                Ok(())
+            }
+            Trouble::SlowLink { replica, factor, lasts } => {
+                let until = self.agenda.now() + lasts;
+                self.network.slow_down(replica, factor, until);
+                self.faulty_until = self.faulty_until.max(until);
+                Ok(())
+            }
             Trouble::StartGateway { gateway, epoch } => {
                 self.start_gateway(gateway, epoch)?;
-                self.introduce(gateway);
-                Ok(())
+                if !self.is_cluster() {
+                    self.introduce(gateway);
+                    return Ok(());
+                }
+                (0..self.replicas.len()).try_for_each(|replica| self.connect(gateway, replica))
             }
         }
     }
@@ -126,7 +174,9 @@ impl World<'_> {
             let at = now + Duration(down.0 * 2);
             self.agenda.put(at, Event::Trouble(Trouble::EndZombie { replica, epoch }));
         }
-        if !faults.has(Faults::SILENT_LOSS) {
+        if self.is_cluster() {
+            self.worker_vanished(replica, !faults.has(Faults::SILENT_LOSS));
+        } else if !faults.has(Faults::SILENT_LOSS) {
             self.tell_down(replica, epoch);
         }
         self.agenda.put(now + down, Event::Trouble(Trouble::Start { replica }));
@@ -145,7 +195,11 @@ impl World<'_> {
             return self.end_life(replica, epoch);
         }
         self.lose_replica(replica, false)?;
-        self.tell_down(replica, epoch);
+        if self.is_cluster() {
+            self.worker_vanished(replica, true);
+        } else {
+            self.tell_down(replica, epoch);
+        }
         let at = self.agenda.now() + Duration::from_ms(50);
         self.agenda.put(at, Event::Trouble(Trouble::Start { replica }));
         Ok(())
@@ -172,11 +226,15 @@ impl World<'_> {
         self.keep(driven.digest());
         self.journals.extend(driven.end_log(true)?);
         let epoch = self.gateways[place].epoch;
+        self.owners.gateway_gone(epoch);
         for (request, index) in &self.arrived {
             let client = &mut self.clients.clients[*index];
             client.orphaned |= request.gateway_epoch() == epoch && client.ended.is_none();
         }
-        for replica in 0..self.replicas.len() {
+        if self.is_cluster() {
+            self.gateway_vanished(place);
+        }
+        for replica in (0..self.replicas.len()).filter(|_| !self.is_cluster()).collect::<Vec<_>>() {
             for life in self.lives_of(replica) {
                 let at = self.arrival(Node::Gateway(place), Node::Replica(replica));
                 self.agenda.put(at, Event::Tell { replica, epoch: life, input: ReplicaInput::GatewayDown(epoch) });

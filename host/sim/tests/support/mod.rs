@@ -5,5 +5,6 @@ pub mod compiled;
 pub mod contest;
 pub mod lineup;
 pub mod many;
+pub mod replay;
 pub mod stingy;
 pub mod wasm;
