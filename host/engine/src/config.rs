@@ -10,7 +10,7 @@ use penstock_model::{Namespace, Tokenizer};
 use penstock_sched::gateway::GatewayConfig;
 use penstock_sched::replica::ReplicaConfig;
 
-use crate::handoff::HandoffSetup;
+use crate::handoff::{HandoffSetup, TransferSettings};
 use crate::journal::JournalConfig;
 use crate::policies::log::DecisionsConfig;
 use crate::policies::seats::PolicySource;
@@ -25,6 +25,8 @@ pub struct EngineConfig {
     pub replica: ReplicaConfig,
     /// Replicas that compute prompts for others; none is that each replica does whole requests.
     pub handoff: Option<HandoffSetup>,
+    /// How a worker's KV gets to other processes.
+    pub transfer: TransferSettings,
     /// Bounds of the driver itself.
     pub limits: EngineLimits,
     /// Where the machines' first policies come from.

@@ -19,7 +19,7 @@ use crate::config::{EngineConfig, ServedModel};
 use crate::context::{ContextRules, RequestContext, SubmissionFault, pending_bytes};
 use crate::executor_loop::{self, ExecutorLoop};
 use crate::gateway_loop::{self, GatewayLoop, GatewayWake};
-use crate::handoff::{self, MoverLoop, Movers};
+use crate::handoff::{self, MoverLoop, Movers, PartyError, Way, Wired, WorkerParty};
 use crate::journal::Journal;
 use crate::latch::Latch;
 use crate::mailbox::{Mailbox, PushError};
@@ -77,6 +77,9 @@ pub enum EngineError {
     /// KV events cannot be published as they should be.
     #[error(transparent)]
     KvEvents(#[from] penstock_kv_events::KvEventsError),
+    /// A worker that is to hand off, or to take over, cannot.
+    #[error("this worker can take no part in hand-offs: {0}")]
+    Party(#[from] PartyError),
     /// The system gave no thread.
     #[error("a thread could not be started: {0}")]
     Thread(#[from] std::io::Error),
@@ -205,10 +208,23 @@ impl Engine {
         let mut replica = replicas.remove(0);
         (replica.replica, replica.epoch) = (identity.replica, identity.epoch);
         let standing = Standing { index: 0, role: identity.role, domain: identity.domain };
+        let movers = match &config.handoff {
+            Some(setup) if identity.role != Role::Unified => {
+                let party = WorkerParty {
+                    transfer: &config.transfer,
+                    handoff: &setup.gateway,
+                    namespace: &model.namespace,
+                    life: identity.epoch.0,
+                    decodes: identity.role == Role::Decode,
+                };
+                vec![handoff::prepare_worker(&party, &mut replica, executors[0].as_ref())?]
+            }
+            _ => Vec::new(),
+        };
+        let descriptors = movers.iter().flat_map(handoff::Prepared::descriptors).collect();
         let facts = replica_loop::facts(&replica, standing);
-        let parts =
-            Parts { gateway: None, replicas: vec![(replica, standing)], executors, movers: Vec::new(), joins: None };
-        Ok((Self::assemble(config, model, geometry, parts)?, facts, Vec::new()))
+        let parts = Parts { gateway: None, replicas: vec![(replica, standing)], executors, movers, joins: None };
+        Ok((Self::assemble(config, model, geometry, parts)?, facts, descriptors))
     }
 
     fn assemble(
@@ -255,7 +271,7 @@ impl Engine {
             replicas: Replicas::new(replicas.iter().map(|(replica, _)| (replica.replica, mailbox(replica)))),
             links: gateway.is_none().then(GatewayLinks::default),
             joins,
-            movers: Movers { mailboxes: movers.iter().map(|_| Mailbox::new(&handoff::lanes())).collect() },
+            movers: Movers::new(movers.len()),
             outputs: Mailbox::new(&outputs::lanes(requests_max, senders)),
         });
         let engine = Self {
@@ -274,8 +290,14 @@ impl Engine {
         }
         for ((replica, _), prepared) in replicas.iter().zip(movers) {
             let replica = replica.replica;
-            let mover = MoverLoop::new(Arc::clone(&engine.wiring), replica, prepared);
-            engine.spawn("mover", format!("penstock-move-{replica}"), move || mover.run())?;
+            let wiring = Arc::clone(&engine.wiring);
+            engine.spawn("mover", format!("penstock-move-{replica}"), move || {
+                let outside = Wired { wiring: Arc::clone(&wiring), replica };
+                let ways = wiring.movers.ways.clone();
+                if let Some(mailbox) = wiring.mover(replica) {
+                    MoverLoop::new(outside, replica, prepared, ways).run(mailbox);
+                }
+            })?;
         }
         match gateway {
             Some(gateway) => engine.start_gateway_loops(gateway, first.remove(0))?,
@@ -514,6 +536,11 @@ impl Engine {
         self.wiring.board.status(self.wiring.clock.now())
     }
 
+    /// How the KV of the replicas here gets to others, and why so.
+    pub fn ways(&self) -> Vec<Way> {
+        self.wiring.movers.ways.all()
+    }
+
     /// Each replica's last report, by id; a replica that does not serve has a load of zeros.
     pub fn loads(&self) -> Vec<(ReplicaId, Load)> {
         self.status().replicas.iter().map(|replica| (replica.replica, replica.load)).collect()
@@ -529,6 +556,7 @@ impl Engine {
         if let Some(journal) = &self.wiring.journal {
             self.wiring.metrics.journal_waiting(journal.waiting_bytes());
         }
+        self.wiring.metrics.transport_peers(&self.ways());
         self.wiring.metrics.render(&self.status())
     }
 

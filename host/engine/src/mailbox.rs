@@ -6,6 +6,9 @@
 //! all lanes: what was pushed first is taken first.
 
 use std::collections::VecDeque;
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Which bound an entry counts against.
@@ -31,6 +34,8 @@ pub(crate) struct Mailbox<T> {
     drained: Condvar,
     /// Bound of each lane.
     bounds: Box<[usize]>,
+    /// For a loop that waits for descriptors: one end is rung when something comes, the other one is waited for.
+    bell: Option<(UnixStream, UnixStream)>,
 }
 
 #[derive(Debug)]
@@ -56,6 +61,37 @@ impl<T> Mailbox<T> {
             filled: Condvar::new(),
             drained: Condvar::new(),
             bounds: bounds.into(),
+            bell: None,
+        }
+    }
+
+    /// The same for a loop that waits for descriptors too. Without any left in the system it has no bell, and such a loop looks by the clock.
+    pub fn with_bell(bounds: &[usize]) -> Self {
+        let pair = UnixStream::pair().and_then(|(rings, rung)| {
+            rings.set_nonblocking(true)?;
+            rung.set_nonblocking(true)?;
+            Ok((rings, rung))
+        });
+        Self { bell: pair.ok(), ..Self::new(bounds) }
+    }
+
+    /// What becomes readable when something comes, until [`Self::hush`].
+    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.bell.as_ref().map(|(_, rung)| rung.as_fd())
+    }
+
+    /// Silences the bell. To be called before the mailbox is emptied, so that what comes meanwhile rings again.
+    pub fn hush(&self) {
+        if let Some((_, rung)) = &self.bell {
+            let mut heard = [0; 64];
+            while matches!((&*rung).read(&mut heard), Ok(64)) {}
+        }
+    }
+
+    fn ring(&self) {
+        if let Some((rings, _)) = &self.bell {
+            // A bell that is full is ringing.
+            let _ = (&*rings).write(&[1]);
         }
     }
 
@@ -128,6 +164,7 @@ impl<T> Mailbox<T> {
     /// Refuses everything from now on and wakes everyone. What waits can still be taken.
     pub fn close(&self) {
         self.lock().closed = true;
+        self.ring();
         self.filled.notify_all();
         self.drained.notify_all();
     }
@@ -144,6 +181,7 @@ impl<T> Mailbox<T> {
         state.queue.push_back((lane, value));
         drop(state);
         if was_empty {
+            self.ring();
             self.filled.notify_one();
         }
     }

@@ -1,4 +1,4 @@
-//! How fast does each kind move KV on this machine, beside a plain copy and a plain TCP stream in the same run?
+//! How fast does each kind move KV on this machine, beside a plain copy and a plain TCP stream in the same run, and what do grants cost?
 //!
 //! `cargo run --release -p penstock-transport --example transfers [-- KIND...]`. The other end is a thread for `reference` and a process for the
 //! others. With `--features nixl` and `PENSTOCK_NIXL` set to the folder of its library, NIXL as well. Figures are printed, never judged.
@@ -13,13 +13,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use penstock_transport::{
-    ByReference, Direction, Event, Kind, Limits, Memfd, OpId, PeerId, Region, Setup, Span, Tcp, Transfer, Transport,
+    ByReference, Direction, Event, GrantId, Kind, Limits, Memfd, OpId, PeerId, Region, Setup, Span, Tcp, Transfer,
+    Transport,
 };
 
 const BLOCK_BYTES: usize = 64 * 1024;
 const BLOCKS: u32 = 1_024;
 /// Blocks moved by one transfer, and how often.
 const SIZES: [(u32, usize); 6] = [(1, 300), (4, 200), (16, 100), (64, 60), (256, 30), (1_024, 12)];
+
+/// Of all blocks of a guarded end.
+const GRANT: GrantId = GrantId(1);
 
 type Failed = Box<dyn Error>;
 
@@ -34,19 +38,21 @@ fn main() -> Result<(), Failed> {
 
 fn run() -> Result<(), Failed> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [word, kind, address] = arguments.as_slice()
+    if let [word, kind, address, guard] = arguments.as_slice()
         && word == "serve"
     {
-        return serve(kind, address);
+        return serve(kind, address, guard == "guarded");
     }
-    println!("{:<26} {:>8}  {:>12} {:>9} {:>9}", "figure: what", "KiB", "p50 us", "GB/s p50", "GB/s best");
+    println!("{:<40} {:>8}  {:>12} {:>9} {:>9}", "figure: what", "KiB", "p50 us", "GB/s p50", "GB/s best");
     plain_copy();
     plain_tcp()?;
     let mut kinds = vec![Kind::Reference, Kind::Memfd, Kind::Tcp];
     kinds.extend(std::env::var_os("PENSTOCK_NIXL").map(|_| Kind::Nixl));
     kinds.retain(|kind| arguments.is_empty() || arguments.contains(&kind.to_string()));
     for kind in kinds {
-        through(kind)?;
+        for is_guarded in [false, true] {
+            through(kind, is_guarded)?;
+        }
     }
     Ok(())
 }
@@ -98,7 +104,7 @@ fn report(what: &str, bytes: usize, mut took: Vec<Duration>) {
     let rate = |time: Duration| bytes as f64 / time.as_secs_f64() / 1e9;
     let middle = took[took.len() / 2];
     let micros = middle.as_secs_f64() * 1e6;
-    println!("figure: {what:<18} {:>8}  {micros:>12.1} {:>9.2} {:>9.2}", bytes / 1024, rate(middle), rate(took[0]));
+    println!("figure: {what:<32} {:>8}  {micros:>12.1} {:>9.2} {:>9.2}", bytes / 1024, rate(middle), rate(took[0]));
 }
 
 fn plain_copy() {
@@ -149,29 +155,34 @@ fn plain_tcp() -> Result<(), Failed> {
     Ok(())
 }
 
-fn endpoint(kind: Kind, number: u64, address: &str) -> Result<Box<dyn Transport>, Failed> {
+fn endpoint(kind: Kind, number: u64, address: &str, is_guarded: bool) -> Result<Box<dyn Transport>, Failed> {
     let region = Region::shared(BLOCK_BYTES, BLOCKS)?;
     for block in 0..BLOCKS {
         region.fill(block, &[number as u8; BLOCK_BYTES])?;
     }
     let identity = PeerId { endpoint: number, epoch: 1 };
-    let setup = Setup { identity, regions: vec![region], is_guarded: false, limits: Limits::default() };
-    Ok(match kind {
+    let setup = Setup { identity, regions: vec![region], is_guarded, limits: Limits::default() };
+    let mut end: Box<dyn Transport> = match kind {
         Kind::Memfd => Box::new(Memfd::bind(setup, Path::new(address))?),
         Kind::Nixl => by_nixl::endpoint(setup)?,
         Kind::Tcp => Box::new(Tcp::bind(setup, SocketAddr::from(([127, 0, 0, 1], 0)), None)?),
         _ => Box::new(ByReference::new(setup)?),
-    })
+    };
+    if is_guarded {
+        let all = 0..BLOCKS;
+        end.grant(PeerId { endpoint: 1, epoch: 1 }, GRANT, 0, std::slice::from_ref(&all))?;
+    }
+    Ok(end)
 }
 
 /// The other end, in its own process until its input is closed.
-fn serve(kind: &str, address: &str) -> Result<(), Failed> {
+fn serve(kind: &str, address: &str, is_guarded: bool) -> Result<(), Failed> {
     let kind = match kind {
         "memfd" => Kind::Memfd,
         "nixl" => Kind::Nixl,
         _ => Kind::Tcp,
     };
-    let mut transport = endpoint(kind, 2, address)?;
+    let mut transport = endpoint(kind, 2, address, is_guarded)?;
     let bytes = transport.descriptor().encode();
     println!("{}", bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     let is_over = Arc::new(AtomicBool::new(false));
@@ -192,10 +203,12 @@ fn keep_polling(transport: &mut dyn Transport, is_over: &AtomicBool) {
     }
 }
 
-fn spawn(kind: Kind) -> Result<(Child, Vec<u8>), Failed> {
+fn spawn(kind: Kind, is_guarded: bool) -> Result<(Child, Vec<u8>), Failed> {
     let address = std::env::temp_dir().join(format!("penstock-bench-{}.sock", std::process::id()));
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("serve").arg(kind.to_string()).arg(address).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let guard = if is_guarded { "guarded" } else { "open" };
+    command.arg("serve").arg(kind.to_string()).arg(address).arg(guard);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.take().ok_or("its output is piped")?).read_line(&mut line)?;
@@ -204,28 +217,28 @@ fn spawn(kind: Kind) -> Result<(Child, Vec<u8>), Failed> {
     Ok((child, (0..digits.len()).step_by(2).map(byte).collect::<Result<_, _>>()?))
 }
 
-fn through(kind: Kind) -> Result<(), Failed> {
+fn through(kind: Kind, is_guarded: bool) -> Result<(), Failed> {
     let own = std::env::temp_dir().join(format!("penstock-bench-{}-own.sock", std::process::id()));
-    let mut here = endpoint(kind, 1, &own.display().to_string())?;
+    let mut here = endpoint(kind, 1, &own.display().to_string(), false)?;
     if kind == Kind::Reference {
-        let mut there = endpoint(kind, 2, "")?;
+        let mut there = endpoint(kind, 2, "", is_guarded)?;
         let descriptor = there.descriptor().encode();
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&is_over);
         let other = std::thread::spawn(move || keep_polling(there.as_mut(), &over));
-        let result = measure(kind, here.as_mut(), &descriptor);
+        let result = measure(kind, is_guarded, here.as_mut(), &descriptor);
         is_over.store(true, Ordering::Release);
         other.join().map_err(|_| "the other end panicked")?;
         return result;
     }
-    let (mut child, descriptor) = spawn(kind)?;
-    let result = measure(kind, here.as_mut(), &descriptor);
+    let (mut child, descriptor) = spawn(kind, is_guarded)?;
+    let result = measure(kind, is_guarded, here.as_mut(), &descriptor);
     drop(child.stdin.take());
     child.wait()?;
     result
 }
 
-fn measure(kind: Kind, here: &mut dyn Transport, descriptor: &[u8]) -> Result<(), Failed> {
+fn measure(kind: Kind, is_guarded: bool, here: &mut dyn Transport, descriptor: &[u8]) -> Result<(), Failed> {
     let peer = here.connect(descriptor)?;
     let mut events = Vec::new();
     while !events.contains(&Event::Connected { peer }) {
@@ -233,7 +246,9 @@ fn measure(kind: Kind, here: &mut dyn Transport, descriptor: &[u8]) -> Result<()
     }
     let mut op = 0;
     for is_scattered in [false, true] {
-        for direction in [Direction::Write, Direction::Read] {
+        // Nobody reads a guarded memory.
+        let directions = if is_guarded { &[Direction::Write][..] } else { &[Direction::Write, Direction::Read] };
+        for direction in directions.iter().copied() {
             for (blocks, rounds) in SIZES {
                 if is_scattered && blocks < 16 {
                     continue;
@@ -244,11 +259,16 @@ fn measure(kind: Kind, here: &mut dyn Transport, descriptor: &[u8]) -> Result<()
                     let spans = spans(blocks, is_scattered);
                     let deadline = Instant::now() + Duration::from_secs(60);
                     let start = Instant::now();
-                    here.start(Transfer { op: OpId(op), peer, direction, local: 0, remote: 0, spans, deadline })?;
+                    let transfer = Transfer { op: OpId(op), peer, direction, local: 0, remote: 0, spans, deadline };
+                    here.start_under(GRANT, transfer)?;
                     wait(here, OpId(op), &mut events)?;
                     took.push(start.elapsed());
                 }
-                let way = if direction == Direction::Write { "write" } else { "read" };
+                let way = match direction {
+                    Direction::Write if is_guarded => "granted write",
+                    Direction::Write => "write",
+                    Direction::Read => "read",
+                };
                 let shape = if is_scattered { ", scattered" } else { "" };
                 report(&format!("{kind} {way}{shape}"), blocks as usize * BLOCK_BYTES, took);
             }

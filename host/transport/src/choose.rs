@@ -54,8 +54,26 @@ const ORDER: [Way; 5] =
 ///
 /// [`NoWay`] with the reason against each kind.
 pub fn choose(ours: &[Descriptor], theirs: &[Descriptor], failed: &[Kind]) -> Result<Choice, NoWay> {
+    first(ORDER, ours, theirs, failed)
+}
+
+/// The same in an order of the caller's, of these kinds and no others.
+///
+/// # Errors
+///
+/// As [`choose`].
+pub fn choose_in(order: &[Kind], ours: &[Descriptor], theirs: &[Descriptor], failed: &[Kind]) -> Result<Choice, NoWay> {
+    first(order.iter().copied().map(Way::Plain), ours, theirs, failed)
+}
+
+fn first(
+    ways: impl IntoIterator<Item = Way>,
+    ours: &[Descriptor],
+    theirs: &[Descriptor],
+    failed: &[Kind],
+) -> Result<Choice, NoWay> {
     let mut passed_over = Vec::new();
-    for way in ORDER {
+    for way in ways {
         let (kind, lacks_rdma) = match way {
             Way::Plain(kind) => (kind, false),
             Way::Rdma => (Kind::Nixl, !(has_rdma(ours) && has_rdma(theirs))),
@@ -173,6 +191,17 @@ mod tests {
             "tcp: both ends have it, and it works anywhere; not reference (the other end does not have it), \
              memfd (the ends are on two hosts), nixl (the other end does not have it)"
         );
+    }
+
+    #[test]
+    fn an_order_of_the_callers_is_kept_to() {
+        let (ours, theirs) = (end(&ALL, 1, 1, 1), end(&ALL, 1, 2, 1));
+        let choice = choose_in(&[Kind::Tcp, Kind::Memfd], &ours, &theirs, &[]).unwrap();
+        assert_eq!(choice.to_string(), "tcp: both ends have it, and it works anywhere");
+        let choice = choose_in(&[Kind::Nixl, Kind::Memfd], &ours, &theirs, &[Kind::Nixl]).unwrap();
+        assert_eq!(choice.kind, Kind::Memfd);
+        let none = choose_in(&[Kind::Memfd], &ours, &theirs, &[Kind::Memfd]).unwrap_err();
+        assert_eq!(none.to_string(), "no transport in common: memfd (it was tried and failed)");
     }
 
     /// The same with RDMA, and another version of NIXL.

@@ -22,7 +22,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-pub use choose::{Choice, NoWay, PassedOver, choose};
+pub use choose::{Choice, NoWay, PassedOver, choose, choose_in};
 pub use descriptor::{Address, Descriptor, Layout, NixlAddress, Place};
 pub use error::{Failure, Gone, Refusal, TransportError};
 pub use frame::VERSION;

@@ -20,7 +20,7 @@ unsafe impl Memory for Pool {
     }
 
     fn memfd(&self) -> Option<BorrowedFd<'_>> {
-        None
+        self.0.memfd()
     }
 }
 

@@ -1,6 +1,7 @@
-//! One replica's mover: copies chunks, sums up, lets write and shuts out. It waits for its own replica's loop and for nobody else.
+//! One replica's mover: copies chunks, sums up, lets write and shuts out. Several copies may be under way; it waits for its own replica's
+//! loop, for its transports and for time, and never for another mover.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant as StdInstant};
 
@@ -8,13 +9,18 @@ use penstock_base::{BlockRef, Instant, ReplicaEpoch, ReplicaId, TransferId};
 use penstock_exec::SampledToken;
 use penstock_sched::handoff::{Between, Grid, Part, Peer, Seal, SenderWord, ToReceiver, chunk_sum};
 use penstock_sched::replica::HandoffInput;
-use penstock_transport::{ByReference, Direction, Event, GrantId, OpId, PeerId, Region, Span, Transfer, Transport};
+use penstock_transport::{
+    Direction, Event, GrantId, OpId, PeerId, Region, Span, Touch, Transfer, Transport, TransportError, Watch,
+};
 
 use super::digest;
+use super::landed::Landed;
+use super::outside::Outside;
+use super::peers::Peers;
 use super::setup::Prepared;
-use crate::mailbox::Lane;
-use crate::replica_wake::{self, ReplicaWake};
-use crate::wiring::Wiring;
+use super::ways::Ways;
+use crate::mailbox::{Lane, Mailbox};
+use crate::replica_wake::ReplicaWake;
 
 /// What must not be lost.
 pub(crate) const ORDERS: Lane = Lane(0);
@@ -24,19 +30,22 @@ pub(crate) const WRITES: Lane = Lane(1);
 pub(crate) const LANDED: Lane = Lane(2);
 /// The end of an epoch.
 pub(crate) const RESET: Lane = Lane(3);
+/// Movers of other processes that come and go; whoever finds no room says it again.
+pub(crate) const PEERS: Lane = Lane(4);
 
 /// Bounds of the lanes.
-pub(crate) fn lanes() -> [usize; 4] {
+pub(crate) fn lanes() -> [usize; 5] {
     // Orders: a few for each hand-off, and one for each step that computes its prompt.
-    [16_384, 1_024, 4_096, 1]
+    [16_384, WAITING_MAX, 4_096, 1, 2_048]
 }
 
-/// How long one chunk may take; memory is copied at gigabytes a second.
-const COPY_MAX: Duration = Duration::from_secs(1);
+/// Chunks that wait for a connection or for room. One past it is said again.
+const WAITING_MAX: usize = 1_024;
 /// Hand-offs into this replica that are remembered: those under way, and some that were given up.
 const RECEIVED_MAX: usize = 256;
 
 /// Why a mover wakes up.
+#[derive(Debug)]
 pub(crate) enum MoverWake {
     /// Its replica's machine wants something done.
     Order { me: Peer, order: MoverOrder },
@@ -44,9 +53,14 @@ pub(crate) enum MoverWake {
     Landed(Landed),
     /// This epoch is over: nothing of it is read or written any more once the answer comes.
     Reset(ReplicaEpoch),
+    /// The mover of a replica in another process, and how it is reached: descriptors of its endpoints, of one life of its process.
+    Peer { replica: ReplicaId, life: u64, descriptors: Vec<Vec<u8>> },
+    /// This life of it is over.
+    PeerGone { replica: ReplicaId, life: u64 },
 }
 
 /// What a machine wants done. See [`HandoffEffect`](penstock_sched::replica::HandoffEffect).
+#[derive(Debug)]
 pub(crate) enum MoverOrder {
     Send { transfer: TransferId, grid: Grid },
     Sources { transfer: TransferId, blocks: Vec<BlockRef> },
@@ -57,18 +71,6 @@ pub(crate) enum MoverOrder {
     Grant { transfer: TransferId, to: Peer, grid: Grid, blocks: Arc<[BlockRef]> },
     Fence(TransferId),
     Digest(TransferId),
-}
-
-/// A chunk that was written.
-pub(crate) struct Landed {
-    transfer: TransferId,
-    from: Peer,
-    to: Peer,
-    stamp: Instant,
-    index: u32,
-    sent: u64,
-    /// With the last chunk.
-    tail: Option<Vec<SampledToken>>,
 }
 
 struct Sent {
@@ -82,87 +84,188 @@ struct Sent {
 
 struct Received {
     from: Peer,
+    /// What the transports call the mover that may write.
+    writer: PeerId,
     grid: Grid,
     blocks: Arc<[BlockRef]>,
     tail: Vec<SampledToken>,
     fenced: bool,
 }
 
+/// A chunk that is to be written.
+struct Chunk {
+    me: Peer,
+    transfer: TransferId,
+    index: u32,
+    stamp: Instant,
+    /// It is not begun after this.
+    until: StdInstant,
+}
+
+/// A copy under way, until nothing of it is read or written any more.
+struct Copying {
+    end: usize,
+    started: StdInstant,
+    bytes: u64,
+    /// What is said once it lies there.
+    landed: Landed,
+}
+
+/// A fence that is not certain yet: these endpoints may still let something land.
+struct Fencing {
+    me: Peer,
+    ends: BTreeSet<usize>,
+}
+
+/// The end of an epoch that is not certain yet.
+struct Resetting {
+    epoch: ReplicaEpoch,
+    /// Reads of a peer that does not answer are not waited for any longer: what they find does not fit its sum.
+    until: StdInstant,
+}
+
 /// See the module.
-pub(crate) struct MoverLoop {
-    wiring: Arc<Wiring>,
+pub(crate) struct MoverLoop<O> {
+    outside: O,
     replica: ReplicaId,
-    transport: ByReference,
+    ends: Vec<Box<dyn Transport>>,
+    peers: Peers,
     region: Region,
     layers: u32,
+    copy_max: Duration,
     sent: BTreeMap<TransferId, Sent>,
     received: BTreeMap<TransferId, Received>,
     /// Oldest first.
     order: VecDeque<TransferId>,
+    /// At most [`WAITING_MAX`], oldest first.
+    waiting: VecDeque<Chunk>,
+    /// Something has changed that those may have waited for.
+    may_write: bool,
+    /// At most as many as the endpoints take.
+    copies: BTreeMap<OpId, Copying>,
+    /// Whose reading ends with the last copy.
+    stopping: BTreeMap<TransferId, Peer>,
+    fencing: BTreeMap<TransferId, Fencing>,
+    resetting: Option<Resetting>,
     next_op: u64,
     scratch: Vec<u8>,
 }
 
-fn endpoint(peer: Peer) -> PeerId {
-    PeerId { endpoint: u64::from(peer.replica.0), epoch: 1 }
-}
-
-impl MoverLoop {
-    pub fn new(wiring: Arc<Wiring>, replica: ReplicaId, prepared: Prepared) -> Self {
-        let Prepared { mut transport, region, layers, peers } = prepared;
-        for (index, descriptor) in peers.iter().enumerate() {
-            if index != replica.0 as usize
-                && let Err(error) = transport.connect(descriptor)
-            {
-                tracing::error!(replica = replica.0, %error, "a replica cannot reach another one's memory");
-            }
+impl<O: Outside> MoverLoop<O> {
+    pub fn new(outside: O, replica: ReplicaId, prepared: Prepared, ways: Ways) -> Self {
+        let Prepared { mut ends, region, layers, order, copy_max, peers: known } = prepared;
+        let mut peers = Peers::new(replica, &ends, order, ways);
+        for (peer, life, descriptors) in known.iter() {
+            peers.introduce((*peer, *life), descriptors, &mut ends);
         }
         Self {
-            wiring,
+            outside,
             replica,
-            transport,
+            ends,
+            peers,
             region,
             layers,
+            copy_max,
             sent: BTreeMap::new(),
             received: BTreeMap::new(),
             order: VecDeque::new(),
+            waiting: VecDeque::new(),
+            may_write: false,
+            copies: BTreeMap::new(),
+            stopping: BTreeMap::new(),
+            fencing: BTreeMap::new(),
+            resetting: None,
             next_op: 0,
             scratch: Vec::new(),
         }
     }
 
     /// Runs until its mailbox is closed.
-    pub fn run(mut self) {
-        let wiring = Arc::clone(&self.wiring);
-        let Some(mailbox) = wiring.mover(self.replica) else { return };
-        let mut wakes = Vec::new();
+    pub fn run(mut self, mailbox: &Mailbox<MoverWake>) {
+        let (mut wakes, mut events) = (Vec::new(), Vec::new());
         loop {
-            mailbox.take_all(&mut wakes, None);
-            if wakes.is_empty() {
+            mailbox.hush();
+            mailbox.take_all(&mut wakes, Some(StdInstant::now()));
+            if wakes.is_empty() && mailbox.is_closed() {
                 return;
             }
-            for wake in wakes.drain(..) {
-                match wake {
-                    MoverWake::Order { me, order } => self.obey(me, order),
-                    MoverWake::Landed(landed) => self.landed(landed),
-                    MoverWake::Reset(epoch) => {
-                        // By reference it is certain at once.
-                        let _ = self.transport.withdraw_all();
-                        self.sent.clear();
-                        self.received.clear();
-                        self.order.clear();
-                        self.tell(ReplicaWake::MoverQuiet { epoch });
-                    }
-                }
+            let mut moved = !wakes.is_empty();
+            wakes.drain(..).for_each(|wake| self.wake(wake));
+            for end in 0..self.ends.len() {
+                self.ends[end].poll(Duration::ZERO, &mut events);
+                moved |= !events.is_empty();
+                events.drain(..).for_each(|event| self.hear(end, event));
+            }
+            let now = StdInstant::now();
+            self.peers.turn(now, &mut self.ends);
+            self.write_waiting(now);
+            self.try_reset(now);
+            if !moved {
+                self.rest(mailbox, now);
             }
         }
     }
 
-    /// To the own replica's loop: it must hear this.
-    fn tell(&self, wake: ReplicaWake) {
-        let port = self.wiring.replica(self.replica);
-        if let Some(mailbox) = port.as_ref().and_then(|port| port.local()) {
-            let _ = mailbox.push_waiting(replica_wake::MOVED, wake);
+    /// Waits for the mailbox, the transports, or the next thing that is due.
+    fn rest(&mut self, mailbox: &Mailbox<MoverWake>, now: StdInstant) {
+        let mut watch = Watch::new(Duration::from_secs(3_600));
+        match mailbox.bell() {
+            Some(bell) => watch.add(bell),
+            None => watch.at_most(Duration::from_millis(1)),
+        }
+        let due = [self.peers.next_turn(), self.waiting.front().map(|chunk| chunk.until)];
+        for due in due.into_iter().flatten() {
+            watch.at_most(due.saturating_duration_since(now));
+        }
+        if self.resetting.is_some() {
+            watch.at_most(Duration::from_millis(5));
+        }
+        self.ends.iter_mut().for_each(|end| end.watch(&mut watch));
+        watch.wait();
+    }
+
+    fn wake(&mut self, wake: MoverWake) {
+        match wake {
+            MoverWake::Order { me, order } => self.obey(me, order),
+            MoverWake::Landed(landed) => self.landed(landed),
+            MoverWake::Reset(epoch) => self.reset(epoch),
+            MoverWake::Peer { replica, life, descriptors } => {
+                self.peers.introduce((replica, life), &descriptors, &mut self.ends);
+            }
+            MoverWake::PeerGone { replica, life } => self.peers.forget((replica, life), &mut self.ends),
+        }
+    }
+
+    fn hear(&mut self, end: usize, event: Event) {
+        match event {
+            Event::Connected { peer } => {
+                self.peers.connected(end, peer);
+                self.may_write = true;
+            }
+            Event::Lost { peer, why } => self.peers.lost(end, peer, &why, &mut self.ends),
+            Event::Ended { op, outcome, settled } => {
+                self.may_write = true;
+                if let Some(copying) = self.copies.get(&op) {
+                    match outcome {
+                        Ok(()) => {
+                            self.outside.moved(copying.bytes, copying.started.elapsed());
+                            self.outside.post(copying.landed.clone());
+                        }
+                        Err(failure) => {
+                            let transfer = copying.landed.transfer.0;
+                            tracing::debug!(replica = self.replica.0, transfer, %failure, "a chunk was not written");
+                            self.outside.failed();
+                        }
+                    }
+                }
+                if settled {
+                    self.settled(op);
+                }
+            }
+            Event::Settled { op } => self.settled(op),
+            Event::Withdrawn { grant, .. } => self.withdrawn(end, TransferId(grant.0)),
+            // What others have written here is told by themselves, and their leaving ends no grant.
+            _ => {}
         }
     }
 
@@ -183,37 +286,60 @@ impl MoverLoop {
                     sent.bound = Some((to, blocks));
                 }
             }
-            MoverOrder::Write { transfer, index, stamp } => self.write(me, transfer, index, stamp),
+            MoverOrder::Write { transfer, index, stamp } => {
+                let until = StdInstant::now() + self.copy_max;
+                self.write_or_wait(Chunk { me, transfer, index, stamp, until });
+            }
             MoverOrder::Seal { transfer, tail } => {
                 let tokens = tail.len() as u32;
                 if let Some(sum) = self.seal(transfer, tail) {
                     let seal = Seal { sum, sampled_tokens: tokens };
-                    self.tell(say(HandoffInput::Sealed { transfer, seal }));
+                    self.outside.tell(say(HandoffInput::Sealed { transfer, seal }));
                 }
             }
-            MoverOrder::Stop(transfer) => {
-                // Copies are made inside of one order: none is under way between two.
-                self.sent.remove(&transfer);
-                self.tell(say(HandoffInput::Quiet(transfer)));
-            }
+            MoverOrder::Stop(transfer) => self.stop(me, transfer),
             MoverOrder::Grant { transfer, to, grid, blocks } => self.grant(transfer, to, grid, blocks),
-            MoverOrder::Fence(transfer) => {
-                if let Some(received) = self.received.get_mut(&transfer) {
-                    received.fenced = true;
-                    let _ = self.transport.withdraw(endpoint(received.from), GrantId(transfer.0));
-                }
-                self.tell(say(HandoffInput::Fenced(transfer)));
-            }
+            MoverOrder::Fence(transfer) => self.fence(me, transfer),
             MoverOrder::Digest(transfer) => {
                 let sum = self.received.remove(&transfer).and_then(|received| self.sum_of(&received));
                 // What cannot be read fits no seal.
-                self.tell(say(HandoffInput::Digested { transfer, sum: sum.unwrap_or(0) }));
+                self.outside.tell(say(HandoffInput::Digested { transfer, sum: sum.unwrap_or(0) }));
             }
         }
     }
 
-    // --- Sending ---------------------------------------------------------------------------------------------------------------
+    // --- The end of an epoch ---------------------------------------------------------------------------------------------------
 
+    fn reset(&mut self, epoch: ReplicaEpoch) {
+        self.sent.clear();
+        self.received.clear();
+        self.order.clear();
+        self.waiting.clear();
+        self.stopping.clear();
+        self.fencing.clear();
+        for (op, copying) in &self.copies {
+            // What has ended already answers that it is not known, or changes nothing.
+            let _ = self.ends[copying.end].cancel(*op);
+        }
+        let now = StdInstant::now();
+        self.resetting = Some(Resetting { epoch, until: now + self.copy_max });
+        self.try_reset(now);
+    }
+
+    fn try_reset(&mut self, now: StdInstant) {
+        let Some(resetting) = &self.resetting else { return };
+        let mut is_certain = true;
+        for end in &mut self.ends {
+            is_certain &= end.withdraw_all() == Touch::Settled;
+        }
+        if is_certain && (self.copies.is_empty() || resetting.until <= now) {
+            let epoch = resetting.epoch;
+            self.resetting = None;
+            self.outside.tell(ReplicaWake::MoverQuiet { epoch });
+        }
+    }
+
+    // --- Sending ---------------------------------------------------------------------------------------------------------------
     fn sent_digest(&mut self, transfer: TransferId, index: u32) -> Option<u64> {
         let sent = self.sent.get_mut(&transfer)?;
         if let Some(known) = sent.digests.get(&index) {
@@ -244,102 +370,185 @@ impl MoverLoop {
         Some(sum)
     }
 
-    fn write(&mut self, me: Peer, transfer: TransferId, index: u32, stamp: Instant) {
-        let Some(digest) = self.sent_digest(transfer, index) else { return };
-        let Some(sent) = self.sent.get(&transfer) else { return };
-        let (Some((to, targets)), Some(part)) = (&sent.bound, sent.grid.part(index)) else { return };
-        let (to, first) = (*to, sent.grid.first_block);
-        let mut tail = None;
-        match part {
-            Part::Tail => tail = sent.tail.clone(),
-            Part::Kv { first_block, blocks, first_layer, layers } => {
-                let at = (first_block - first) as usize..(first_block - first + blocks) as usize;
-                let (Some(from), Some(into)) = (sent.sources.get(at.clone()), targets.get(at)) else { return };
-                let span = |(from, into): (&BlockRef, &BlockRef)| Span {
-                    local: from.index * self.layers + first_layer,
-                    remote: into.index * self.layers + first_layer,
-                    blocks: layers,
-                };
-                let spans: Vec<Span> = from.iter().zip(into).map(span).collect();
-                if !self.copy(to, transfer, spans) {
-                    return;
-                }
-            }
+    /// Writes a chunk, or keeps it until there is a connection and room. What finds no place is said again.
+    fn write_or_wait(&mut self, chunk: Chunk) {
+        let Some(chunk) = self.write(chunk) else { return };
+        if self.waiting.len() >= WAITING_MAX {
+            return self.outside.failed();
         }
-        let landed = Landed { transfer, from: me, to, stamp, index, sent: digest, tail };
-        if let Some(mailbox) = self.wiring.mover(to.replica) {
-            // Lost without room: it is written again.
-            let _ = mailbox.try_push(LANDED, MoverWake::Landed(landed));
+        self.waiting.push_back(chunk);
+    }
+
+    fn write_waiting(&mut self, now: StdInstant) {
+        while self.waiting.front().is_some_and(|chunk| chunk.until <= now) {
+            self.waiting.pop_front();
+            self.outside.failed();
+        }
+        if !std::mem::take(&mut self.may_write) {
+            return;
+        }
+        for _ in 0..self.waiting.len() {
+            if let Some(chunk) = self.waiting.pop_front().and_then(|chunk| self.write(chunk)) {
+                self.waiting.push_back(chunk);
+            }
         }
     }
 
-    /// Copies and waits for it. False when it was turned away or came to nothing.
-    fn copy(&mut self, to: Peer, transfer: TransferId, spans: Vec<Span>) -> bool {
+    /// Begins to copy a chunk. Returns it when it must wait.
+    fn write(&mut self, chunk: Chunk) -> Option<Chunk> {
+        let Chunk { me, transfer, index, stamp, .. } = chunk;
+        let digest = self.sent_digest(transfer, index)?;
+        let sent = self.sent.get(&transfer)?;
+        let ((to, targets), part) = (sent.bound.as_ref()?, sent.grid.part(index)?);
+        let (to, first) = (*to, sent.grid.first_block);
+        let landed = Landed { transfer, from: me, to, stamp, index, sent: digest, tail: None };
+        let Part::Kv { first_block, blocks, first_layer, layers } = part else {
+            self.outside.post(Landed { tail: sent.tail.clone(), ..landed });
+            return None;
+        };
+        let at = (first_block - first) as usize..(first_block - first + blocks) as usize;
+        let (from, into) = (sent.sources.get(at.clone())?, targets.get(at)?);
+        let span = |(from, into): (&BlockRef, &BlockRef)| Span {
+            local: from.index * self.layers + first_layer,
+            remote: into.index * self.layers + first_layer,
+            blocks: layers,
+        };
+        let spans: Vec<Span> = from.iter().zip(into).map(span).collect();
+        let Some((end, peer)) = self.peers.way(to.replica) else {
+            if self.peers.identity(to.replica).is_some() {
+                return Some(chunk);
+            }
+            tracing::warn!(
+                replica = self.replica.0,
+                peer = to.replica.0,
+                "a chunk for a replica whose mover is not known"
+            );
+            self.outside.failed();
+            return None;
+        };
         self.next_op += 1;
         let op = OpId(self.next_op);
         let started = StdInstant::now();
-        let blocks: u64 = spans.iter().map(|span| u64::from(span.blocks)).sum();
-        let order = Transfer {
-            op,
-            peer: endpoint(to),
-            direction: Direction::Write,
-            local: 0,
-            remote: 0,
-            spans,
-            deadline: started + COPY_MAX,
-        };
-        let metrics = &self.wiring.metrics;
-        if let Err(error) = self.transport.start_under(GrantId(transfer.0), order) {
-            tracing::warn!(replica = self.replica.0, transfer = transfer.0, %error, "a chunk cannot be written");
-            metrics.chunk_failed();
-            return false;
-        }
-        let mut events = Vec::new();
-        loop {
-            self.transport.poll(COPY_MAX, &mut events);
-            let ended = events.drain(..).find_map(|event| match event {
-                Event::Ended { op: ended, outcome, .. } if ended == op => Some(outcome),
-                _ => None,
-            });
-            match ended {
-                None => {}
-                Some(Ok(())) => {
-                    metrics.chunk_moved(blocks * self.region.block_bytes() as u64, started.elapsed());
-                    return true;
-                }
-                Some(Err(failure)) => {
-                    tracing::debug!(replica = self.replica.0, transfer = transfer.0, %failure, "a chunk was not written");
-                    metrics.chunk_failed();
-                    return false;
-                }
+        let moved: u64 = spans.iter().map(|span| u64::from(span.blocks)).sum();
+        let (direction, deadline) = (Direction::Write, started + self.copy_max);
+        let order = Transfer { op, peer, direction, local: 0, remote: 0, spans, deadline };
+        match self.ends[end].start_under(GrantId(transfer.0), order) {
+            Ok(()) => {
+                let bytes = moved * self.region.block_bytes() as u64;
+                self.copies.insert(op, Copying { end, started, bytes, landed });
+                None
             }
+            Err(TransportError::Busy { .. } | TransportError::NotConnected(_)) => Some(chunk),
+            Err(error) => {
+                tracing::warn!(replica = self.replica.0, transfer = transfer.0, %error, "a chunk cannot be written");
+                self.outside.failed();
+                None
+            }
+        }
+    }
+
+    /// Reads nothing of this transfer any more, and says so once that is certain.
+    fn stop(&mut self, me: Peer, transfer: TransferId) {
+        self.sent.remove(&transfer);
+        self.waiting.retain(|chunk| chunk.transfer != transfer);
+        for (op, copying) in self.copies.iter().filter(|(_, copying)| copying.landed.transfer == transfer) {
+            // As for a reset.
+            let _ = self.ends[copying.end].cancel(*op);
+        }
+        self.stopping.insert(transfer, me);
+        self.try_quiet(transfer);
+    }
+
+    fn settled(&mut self, op: OpId) {
+        if let Some(copying) = self.copies.remove(&op) {
+            self.try_quiet(copying.landed.transfer);
+        }
+    }
+
+    fn try_quiet(&mut self, transfer: TransferId) {
+        if self.copies.values().any(|copying| copying.landed.transfer == transfer) {
+            return;
+        }
+        if let Some(me) = self.stopping.remove(&transfer) {
+            self.outside.tell(ReplicaWake::Handoff { to: me, input: HandoffInput::Quiet(transfer) });
         }
     }
 
     // --- Receiving -------------------------------------------------------------------------------------------------------------
 
+    /// Lets one mover write, by whichever transport it comes.
     fn grant(&mut self, transfer: TransferId, from: Peer, grid: Grid, blocks: Arc<[BlockRef]>) {
+        let Some(writer) = self.peers.identity(from.replica) else {
+            // Then nothing lands, and the hand-off falls back.
+            tracing::warn!(
+                replica = self.replica.0,
+                peer = from.replica.0,
+                "blocks for a replica whose mover is not known"
+            );
+            return;
+        };
         let layers = self.layers;
         let runs: Vec<_> = blocks.iter().map(|block| block.index * layers..(block.index + 1) * layers).collect();
-        if let Err(error) = self.transport.grant(endpoint(from), GrantId(transfer.0), 0, &runs) {
-            // Then nothing lands, and the hand-off falls back.
-            tracing::error!(replica = self.replica.0, transfer = transfer.0, %error, "blocks cannot be granted");
-            return;
+        for at in 0..self.ends.len() {
+            let end = &mut self.ends[at];
+            if let Err(error) = end.grant(writer, GrantId(transfer.0), 0, &runs) {
+                let kind = end.kind();
+                tracing::error!(replica = self.replica.0, transfer = transfer.0, %kind, %error, "blocks cannot be granted");
+                for end in &mut self.ends[..at] {
+                    // Nobody was told of it, so that nothing is under way.
+                    let _ = end.withdraw(writer, GrantId(transfer.0));
+                }
+                return;
+            }
         }
         while self.order.len() >= RECEIVED_MAX {
             let Some(oldest) = self.order.pop_front() else { break };
             if let Some(received) = self.received.remove(&oldest) {
-                let _ = self.transport.withdraw(endpoint(received.from), GrantId(oldest.0));
+                let _ = self.withdraw(received.writer, oldest);
             }
         }
         self.order.push_back(transfer);
-        self.received.insert(transfer, Received { from, grid, blocks, tail: Vec::new(), fenced: false });
+        self.received.insert(transfer, Received { from, writer, grid, blocks, tail: Vec::new(), fenced: false });
+    }
+
+    /// Takes a grant back everywhere. Returns the endpoints where that is not certain yet.
+    fn withdraw(&mut self, writer: PeerId, transfer: TransferId) -> BTreeSet<usize> {
+        let mut open = BTreeSet::new();
+        for (at, end) in self.ends.iter_mut().enumerate() {
+            if end.withdraw(writer, GrantId(transfer.0)) == Touch::Quarantined {
+                open.insert(at);
+            }
+        }
+        open
+    }
+
+    fn fence(&mut self, me: Peer, transfer: TransferId) {
+        let mut ends = BTreeSet::new();
+        if let Some(received) = self.received.get_mut(&transfer) {
+            received.fenced = true;
+            let writer = received.writer;
+            ends = self.withdraw(writer, transfer);
+        }
+        if ends.is_empty() {
+            self.fencing.remove(&transfer);
+            self.outside.tell(ReplicaWake::Handoff { to: me, input: HandoffInput::Fenced(transfer) });
+        } else {
+            self.fencing.insert(transfer, Fencing { me, ends });
+        }
+    }
+
+    fn withdrawn(&mut self, end: usize, transfer: TransferId) {
+        let Some(fencing) = self.fencing.get_mut(&transfer) else { return };
+        fencing.ends.remove(&end);
+        if fencing.ends.is_empty() {
+            let me = fencing.me;
+            self.fencing.remove(&transfer);
+            self.outside.tell(ReplicaWake::Handoff { to: me, input: HandoffInput::Fenced(transfer) });
+        }
     }
 
     fn landed(&mut self, landed: Landed) {
         let Landed { transfer, from, to, stamp, index, sent, tail } = landed;
-        // What others have written here is told by themselves; their notices only take room.
-        self.transport.poll(Duration::ZERO, &mut Vec::new());
         let Some(received) = self.received.get_mut(&transfer) else { return };
         let Some(part) = received.grid.part(index).filter(|_| received.from == from && !received.fenced) else {
             return;
@@ -359,11 +568,11 @@ impl MoverLoop {
         };
         if part == Part::Tail {
             let tail = received.tail.clone();
-            self.tell(ReplicaWake::Tail { to, transfer, tail });
+            self.outside.tell(ReplicaWake::Tail { to, transfer, tail });
         }
         let body = ToReceiver { stamp, word: SenderWord::Chunk { index, sent, arrived } };
         let input = HandoffInput::OfSender(Between { transfer, from, to, body });
-        self.tell(ReplicaWake::Handoff { to, input });
+        self.outside.tell(ReplicaWake::Handoff { to, input });
     }
 
     fn sum_of(&mut self, received: &Received) -> Option<u64> {

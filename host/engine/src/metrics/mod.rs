@@ -6,6 +6,7 @@
 mod caches;
 mod labels;
 mod table;
+mod transfer;
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -97,6 +98,7 @@ pub struct Metrics {
     transfer_bytes: IntCounter,
     transfer_chunks: IntCounterVec,
     transfer_time: Histogram,
+    transport_peers: IntGaugeVec,
     held_credit: IntCounter,
     no_progress: IntGauge,
     discarded_tokens: IntCounter,
@@ -240,6 +242,7 @@ impl Metrics {
             handoffs_swept: make.counter(&t::HANDOFFS_SWEPT),
             transfer_bytes: make.counter(&t::TRANSFER_BYTES),
             transfer_chunks: make.counters(&t::TRANSFER_CHUNKS),
+            transport_peers: make.gauges(&t::TRANSPORT_PEERS),
             transfer_time: make.histogram(&t::TRANSFER_TIME),
             held_credit: make.counter(&t::HELD_CREDIT),
             no_progress: make.gauge(&t::NO_PROGRESS),
@@ -318,18 +321,6 @@ impl Metrics {
     /// What is told and believed of caches.
     pub(crate) fn caches(&self) -> &CacheMetrics {
         &self.caches
-    }
-
-    /// A chunk of KV was copied to another replica.
-    pub(crate) fn chunk_moved(&self, bytes: u64, took: std::time::Duration) {
-        self.transfer_bytes.inc_by(bytes);
-        self.transfer_chunks.with_label_values(&["written"]).inc();
-        self.transfer_time.observe(took.as_secs_f64());
-    }
-
-    /// A chunk was turned away or came to nothing.
-    pub(crate) fn chunk_failed(&self) {
-        self.transfer_chunks.with_label_values(&["failed"]).inc();
     }
 
     /// A hand-off that nobody kept was ended.
@@ -599,6 +590,7 @@ mod tests {
         metrics.policy_struck("routing", "trap");
         metrics.journal_segment("complete");
         metrics.policy_quarantined("routing");
+        metrics.transport_peers(&[]);
         metrics.memory(MemoryBytes::default());
         metrics.policy_swapped(Machine::Gateway, Duration(1));
         let page = metrics.render(&quiet());

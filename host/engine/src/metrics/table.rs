@@ -299,6 +299,11 @@ table! {
         &["outcome"],
     );
     TRANSFER_TIME = Definition::histogram("penstock_kv_transfer_chunk_seconds", "Time to copy one chunk of KV.", STEP_S);
+    TRANSPORT_PEERS = Definition::gauge(
+        "penstock_kv_transport_peers",
+        "Replicas that a replica here can write KV to now, by transport: reference, memfd, nixl or tcp.",
+        &["kind"],
+    );
     HELD_CREDIT = Definition::counter("penstock_held_credit_total", "Times a replica's credit was kept for a request that did not fit.", &[]);
     NO_PROGRESS = Definition::gauge("penstock_no_progress", "1 while work waits, a replica is ready and nothing moves.", &[]);
     DISCARDED_TOKENS = Definition::counter(

@@ -7,7 +7,9 @@ use penstock_control::Conversation;
 use penstock_sched::message::ToReplica;
 
 use super::port::ReplicaPort;
-use super::wire::{ToWorker, Word};
+use super::wire::{Endpoint, ToWorker, Word};
+use crate::handoff::{self, Landed, MoverWake};
+use crate::mailbox::Lane;
 use crate::replica_wake::{self, ReplicaWake};
 use crate::wiring::Wiring;
 
@@ -62,13 +64,32 @@ impl Server {
             ToWorker::Word(Word::Handoff { to, input }) => {
                 let _ = self.port.try_push(replica_wake::WORDS, ReplicaWake::Handoff { to, input });
             }
-            ToWorker::Word(Word::Mover { .. }) | ToWorker::Endpoint(_) | ToWorker::EndpointGone { .. } => {}
+            ToWorker::Word(Word::Mover { to, body }) => {
+                let landed = Landed::decode(&body).map_err(|error| format!("a mover's word: {error}"))?;
+                if landed.to == to {
+                    self.tell_mover(handoff::LANDED, MoverWake::Landed(landed));
+                }
+            }
+            ToWorker::Endpoint(Endpoint { replica, life, descriptors }) => {
+                self.tell_mover(handoff::PEERS, MoverWake::Peer { replica, life, descriptors });
+            }
+            ToWorker::EndpointGone { replica, life } => {
+                self.tell_mover(handoff::PEERS, MoverWake::PeerGone { replica, life });
+            }
         }
         Ok(())
     }
 
+    /// What finds no room is lost: chunks are written again, and other workers are named again by each gateway that comes.
+    fn tell_mover(&self, lane: Lane, wake: MoverWake) {
+        let local = self.wiring.replicas.locals().first();
+        if let Some(mailbox) = local.and_then(|replica| self.wiring.mover(*replica)) {
+            let _ = mailbox.try_push(lane, wake);
+        }
+    }
+
     /// Waits while the replica is busy: it never waits for this thread.
-    fn push(&self, lane: crate::mailbox::Lane, wake: ReplicaWake) {
+    fn push(&self, lane: Lane, wake: ReplicaWake) {
         if let Some(mailbox) = self.port.local() {
             let _ = mailbox.push_waiting(lane, wake);
         }

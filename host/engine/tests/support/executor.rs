@@ -1,6 +1,7 @@
 //! The fake executor and the switches that tests hold.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -10,6 +11,7 @@ use penstock_base::{BatchId, BlockRef, SeqId, Slot};
 use penstock_exec::{
     BatchResult, ExecError, Executor, Geometry, KvBytes, KvMemory, Masks, RowResult, SampledToken, SlotOpening, Step,
 };
+use penstock_transport::Region;
 
 use super::{VOCABULARY, next_token};
 
@@ -151,27 +153,37 @@ pub struct FakeExecutor {
     fault_seen: bool,
 }
 
-/// A token and one more in each cell; 0 is nothing.
-struct Memory(Box<[AtomicU32]>);
+/// A token and one more in each cell; 0 is nothing. Other processes can map it, so that it may travel by every transport.
+struct Memory(Region);
 
 impl Memory {
+    fn cell(&self, cell: usize) -> &AtomicU32 {
+        assert!(cell * size_of::<AtomicU32>() < self.0.memory().bytes(), "no cell {cell}");
+        // SAFETY: it lies inside the region, which begins at a page and is kept here, and every access goes through an atomic.
+        unsafe { self.0.memory().base().cast::<AtomicU32>().add(cell).as_ref() }
+    }
+
     fn get(&self, cell: usize) -> Option<u32> {
-        self.0[cell].load(Ordering::Relaxed).checked_sub(1)
+        self.cell(cell).load(Ordering::Relaxed).checked_sub(1)
     }
 
     fn set(&self, cell: usize, token: Option<u32>) {
-        self.0[cell].store(token.map_or(0, |token| token + 1), Ordering::Relaxed);
+        self.cell(cell).store(token.map_or(0, |token| token + 1), Ordering::Relaxed);
     }
 }
 
-// SAFETY: the cells live as long as the box, which is kept here, and every access goes through an atomic.
+// SAFETY: the region is kept here, holds the memfd from its first byte and has sealed it, and every access goes through an atomic.
 unsafe impl KvBytes for Memory {
     fn base(&self) -> NonNull<u8> {
-        NonNull::from(&*self.0).cast()
+        self.0.memory().base()
     }
 
     fn bytes(&self) -> usize {
-        size_of_val(&*self.0)
+        self.0.memory().bytes()
+    }
+
+    fn memfd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.memory().memfd()
     }
 }
 
@@ -193,9 +205,9 @@ impl FakeExecutor {
             context_tokens_max: 4_096,
             vocabulary: VOCABULARY,
         };
-        let cells = sizes.blocks * sizes.block_size_tokens;
+        let block_bytes = sizes.block_size_tokens as usize * size_of::<AtomicU32>();
         Self {
-            blocks: Arc::new(Memory((0..cells).map(|_| AtomicU32::new(0)).collect())),
+            blocks: Arc::new(Memory(Region::shared(block_bytes, sizes.blocks).expect("memory"))),
             geometry,
             control,
             slots: BTreeMap::new(),
