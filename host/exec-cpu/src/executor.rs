@@ -39,6 +39,8 @@ pub struct CpuOptions {
     pub context_tokens_max: u32,
     /// The KV pool is resident from the start; otherwise a page of it becomes so when its first token is stored.
     pub kv_resident: bool,
+    /// The KV pool lies in a memfd, from which other processes of the host can read: for workers that hand off by `memfd`.
+    pub kv_shared: bool,
 }
 
 impl Default for CpuOptions {
@@ -51,6 +53,7 @@ impl Default for CpuOptions {
             step_tokens_max: 512,
             context_tokens_max: 0,
             kv_resident: true,
+            kv_shared: false,
         }
     }
 }
@@ -132,7 +135,11 @@ impl CpuExecutor {
         let config = model.config();
         let (block_tokens, blocks) = (options.block_size_tokens as usize, options.kv_blocks as usize);
         let shape = Forward::kv_shape(&model, block_tokens, blocks);
-        let kv = if options.kv_resident { KvPool::new(budget, shape)? } else { KvPool::on_use(budget, shape)? };
+        let kv = match (options.kv_shared, options.kv_resident) {
+            (true, is_resident) => KvPool::shared(budget, shape, is_resident)?,
+            (false, true) => KvPool::new(budget, shape)?,
+            (false, false) => KvPool::on_use(budget, shape)?,
+        };
         let geometry = Geometry {
             block_size_tokens: options.block_size_tokens,
             blocks: options.kv_blocks,
@@ -237,6 +244,11 @@ unsafe impl KvBytes for PoolBytes {
 
     fn bytes(&self) -> usize {
         self.0.bytes()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn memfd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.0.memfd()
     }
 }
 

@@ -21,6 +21,7 @@ fn options() -> CpuOptions {
         step_tokens_max: 300,
         context_tokens_max: 0,
         kv_resident: true,
+        kv_shared: false,
     }
 }
 

@@ -115,6 +115,7 @@ fn options(config: &Config) -> CpuOptions {
         context_tokens_max: config.replicas.context_tokens,
         // Whoever names a number gets it at once; a pool as large as fits would take memory that nobody may ever use.
         kv_resident: config.replicas.kv_blocks != 0,
+        kv_shared: false,
     }
 }
 

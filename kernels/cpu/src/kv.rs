@@ -196,10 +196,28 @@ impl KvPool {
     /// # Errors
     /// As for [`KvPool::new`].
     pub fn on_use(budget: &MemoryBudget, shape: KvShape) -> Result<Self, KvError> {
+        Self::made(shape, |bytes| budget.allocate(bytes))
+    }
+
+    /// As [`KvPool::on_use`], in memory that other processes of the host can map, to read; resident from the start if it is to be.
+    ///
+    /// # Errors
+    /// As for [`KvPool::new`].
+    pub fn shared(budget: &MemoryBudget, shape: KvShape, is_resident: bool) -> Result<Self, KvError> {
+        Self::made(shape, |bytes| {
+            let mut data = budget.allocate_shared(bytes)?;
+            if is_resident {
+                data.prefault();
+            }
+            Ok(data)
+        })
+    }
+
+    fn made(shape: KvShape, allocate: impl FnOnce(usize) -> Result<HugeBuffer, MemoryError>) -> Result<Self, KvError> {
         let bytes = shape.block_bytes().and_then(|bytes| bytes.checked_mul(shape.blocks));
         match bytes {
             Some(bytes) if bytes > 0 && u32::try_from(shape.blocks).is_ok() => {
-                Ok(Self { shape, data: Arc::new(budget.allocate(bytes)?) })
+                Ok(Self { shape, data: Arc::new(allocate(bytes)?) })
             }
             _ => Err(KvError::Shape(shape)),
         }

@@ -67,11 +67,27 @@ impl MemoryBudget {
     /// # Errors
     /// [`MemoryError`] when the budget or the system refuses; nothing is taken then.
     pub fn allocate(&self, len: usize) -> Result<HugeBuffer, MemoryError> {
+        self.take(len, Mapping::new)
+    }
+
+    /// The same in a memfd, so that other processes of the host can map the bytes, to read: see [`HugeBuffer::memfd`].
+    ///
+    /// # Errors
+    /// As for [`Self::allocate`]; also where the system has no memfd.
+    pub fn allocate_shared(&self, len: usize) -> Result<HugeBuffer, MemoryError> {
+        self.take(len, Mapping::shared)
+    }
+
+    fn take(
+        &self,
+        len: usize,
+        map: impl FnOnce(usize) -> Result<Mapping, MemoryError>,
+    ) -> Result<HugeBuffer, MemoryError> {
         let mapped = mapped_bytes(len).ok_or(MemoryError::TooLarge)?;
         self.left
             .try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(mapped))
             .map_err(|left_bytes| MemoryError::OverBudget { wanted_bytes: mapped, left_bytes })?;
-        match Mapping::new(mapped) {
+        match map(mapped) {
             Ok(mapping) => Ok(HugeBuffer { mapping, len, budget: self.clone() }),
             Err(error) => {
                 self.left.fetch_add(mapped, Ordering::Relaxed);
@@ -88,6 +104,10 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 pub fn mapped_bytes(len: usize) -> Option<usize> {
     len.max(1).checked_next_multiple_of(HUGE_PAGE_BYTES)
 }
+
+/// Mappings that were made before may write, later ones may not.
+#[cfg(target_os = "linux")]
+const F_SEAL_FUTURE_WRITE: libc::c_int = 0x10;
 
 /// Zeroed bytes, aligned to a huge page. Given back to system and budget on drop.
 #[derive(Debug)]
@@ -110,6 +130,13 @@ impl HugeBuffer {
     /// Start of the buffer, for whoever shares it by address: every access that may meet a write goes through this, never through a slice.
     pub fn base(&self) -> std::ptr::NonNull<u8> {
         std::ptr::NonNull::new(self.mapping.start).unwrap_or(std::ptr::NonNull::dangling())
+    }
+
+    /// What another process can map to reach the same bytes, from the first one on; none for memory of this process alone. It cannot
+    /// shrink or grow, and where the kernel can see to it (Linux 5.1) nobody but this mapping writes it.
+    #[cfg(target_os = "linux")]
+    pub fn memfd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.mapping.memfd.as_ref().map(std::os::fd::AsFd::as_fd)
     }
 
     /// Bytes from [`Self::base`] on.
@@ -145,9 +172,11 @@ impl Drop for HugeBuffer {
     }
 }
 
-/// One anonymous private mapping, with an aligned range inside it.
+/// One mapping, anonymous and private or of a memfd, with an aligned range inside it.
 #[derive(Debug)]
 struct Mapping {
+    #[cfg(target_os = "linux")]
+    memfd: Option<std::os::fd::OwnedFd>,
     base: *mut u8,
     base_len: usize,
     /// First huge-page border inside the mapping.
@@ -161,7 +190,56 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above; a shared reference only reads.
 unsafe impl Sync for Mapping {}
 
+/// The system's word for why not.
+fn refused(wanted_bytes: usize) -> MemoryError {
+    MemoryError::Refused { wanted_bytes, errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
+}
+
 impl Mapping {
+    #[cfg(not(target_os = "linux"))]
+    fn shared(used: usize) -> Result<Self, MemoryError> {
+        Err(MemoryError::Refused { wanted_bytes: used, errno: libc::ENOSYS })
+    }
+
+    /// Puts a memfd in the place of the aligned range.
+    #[cfg(target_os = "linux")]
+    fn shared(used: usize) -> Result<Self, MemoryError> {
+        use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+        let mut mapping = Self::new(used)?;
+        let length = libc::off_t::try_from(used).map_err(|_| MemoryError::TooLarge)?;
+        // SAFETY: the name is a C string; the result is checked.
+        let fd = unsafe { libc::memfd_create(c"penstock-kv".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        if fd < 0 {
+            return Err(refused(used));
+        }
+        // SAFETY: `memfd_create` has just given us this descriptor.
+        let memfd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: a valid descriptor and no pointers.
+        if unsafe { libc::ftruncate(memfd.as_raw_fd(), length) } != 0 {
+            return Err(refused(used));
+        }
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        // SAFETY: the range lies inside a mapping of ours that nobody has seen yet.
+        let mapped = unsafe { libc::mmap(mapping.start.cast(), used, both, flags, memfd.as_raw_fd(), 0) };
+        if mapped == libc::MAP_FAILED {
+            return Err(refused(used));
+        }
+        // SAFETY: as in `new`.
+        unsafe { libc::madvise(mapping.start.cast(), used, libc::MADV_HUGEPAGE) };
+        let fixed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: a valid descriptor and no pointers. An old kernel does not know the seal against later writers: then the others do.
+        let is_sealed = unsafe {
+            libc::fcntl(memfd.as_raw_fd(), libc::F_ADD_SEALS, fixed | F_SEAL_FUTURE_WRITE) == 0
+                || libc::fcntl(memfd.as_raw_fd(), libc::F_ADD_SEALS, fixed) == 0
+        };
+        if !is_sealed {
+            return Err(refused(used));
+        }
+        mapping.memfd = Some(memfd);
+        Ok(mapping)
+    }
+
     fn new(used: usize) -> Result<Self, MemoryError> {
         let base_len = used.checked_add(HUGE_PAGE_BYTES).ok_or(MemoryError::TooLarge)?;
         // SAFETY: an anonymous mapping at an address of the system's choice touches no memory of ours.
@@ -176,8 +254,7 @@ impl Mapping {
             )
         };
         if base == libc::MAP_FAILED {
-            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-            return Err(MemoryError::Refused { wanted_bytes: used, errno });
+            return Err(refused(used));
         }
         let base = base.cast::<u8>();
         let start = base.wrapping_add(base.align_offset(HUGE_PAGE_BYTES));
@@ -186,7 +263,14 @@ impl Mapping {
         unsafe {
             libc::madvise(start.cast(), used, libc::MADV_HUGEPAGE);
         }
-        Ok(Self { base, base_len, start, used })
+        Ok(Self {
+            #[cfg(target_os = "linux")]
+            memfd: None,
+            base,
+            base_len,
+            start,
+            used,
+        })
     }
 }
 
@@ -218,6 +302,33 @@ mod tests {
         whole[(4 << 20) - 1] = 7;
         assert_eq!(whole.as_ptr().align_offset(HUGE_PAGE_BYTES), 0);
         assert_eq!(budget.allocate(usize::MAX).err(), Some(MemoryError::TooLarge));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn shared_bytes_are_seen_by_others_who_cannot_write_or_shrink_them() {
+        use std::io::{Read as _, Seek as _, Write as _};
+        let budget = MemoryBudget::new(4 << 20);
+        let mut buffer = budget.allocate_shared((2 << 20) + 5).expect("fits");
+        assert_eq!(budget.left_bytes(), 0);
+        assert_eq!(buffer.as_ptr().align_offset(HUGE_PAGE_BYTES), 0);
+        buffer.prefault();
+        buffer[(2 << 20) + 4] = 9;
+        let memfd = buffer.memfd().expect("it is shared").try_clone_to_owned().expect("a descriptor");
+        let mut other = std::fs::File::from(memfd);
+        let mut bytes = vec![1; (2 << 20) + 5];
+        other.read_exact(&mut bytes).expect("all of it is there");
+        assert!(bytes[..(2 << 20) + 4].iter().all(|byte| *byte == 0));
+        assert_eq!(bytes[(2 << 20) + 4], 9);
+        assert!(other.set_len(2 << 20).is_err());
+        other.rewind().expect("a file");
+        assert!(other.write(&[7]).is_err(), "this kernel seals it against later writers");
+        buffer[0] = 5;
+        assert_eq!(buffer[0], 5, "its owner writes");
+        assert!(budget.allocate_shared(1).is_err());
+        drop(buffer);
+        assert_eq!(budget.left_bytes(), 4 << 20);
+        assert!(budget.allocate(1).expect("fits").memfd().is_none());
     }
 
     #[test]
