@@ -24,6 +24,7 @@ use crate::policies::machine::MachineSeats;
 use crate::policies::order::PolicyOrder;
 use crate::policies::seats::{Machine, PreparedPolicies};
 use crate::replica_wake::{self, FreezeCause, ReplicaWake};
+use crate::status::ReplicaState;
 use crate::story::{Happened, Teller};
 use crate::stream::StreamWriter;
 use crate::wiring::Wiring;
@@ -272,7 +273,14 @@ impl GatewayLoop {
                     self.settled(request, replica);
                 }
             }
-            GatewayWake::ReplicaDrain { replica, epoch } => self.step(GatewayInput::ReplicaDrain { replica, epoch }),
+            GatewayWake::ReplicaDrain { replica, epoch } => {
+                self.wiring.board.update_replica(replica, |status| {
+                    if status.epoch == epoch && status.state == ReplicaState::Ready {
+                        status.state = ReplicaState::Draining;
+                    }
+                });
+                self.step(GatewayInput::ReplicaDrain { replica, epoch });
+            }
             GatewayWake::Drain => self.step(GatewayInput::Drain),
             GatewayWake::CancelAll(cause) => self.cancel_all(cause),
             GatewayWake::Shutdown => {

@@ -113,7 +113,7 @@ pub(crate) fn first_status(config: &ReplicaConfig) -> ReplicaStatus {
     ReplicaStatus {
         replica: config.replica,
         epoch: config.epoch,
-        state: ReplicaState::Frozen,
+        state: ReplicaState::Warming,
         load: Load::default(),
         generation: FIRST,
         slots: config.slots,

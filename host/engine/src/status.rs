@@ -48,17 +48,23 @@ pub struct ReplicaStatus {
     pub context_tokens_max: u32,
 }
 
-/// Whether a replica serves.
+/// Whether a replica serves. Only a ready one gets work. Downloading and loading come before there is a replica: nothing answers then.
 ///
 /// ```text
-/// Frozen ⇄ Ready
-///    └──► Lost
+/// Warming ──► Ready ──► Draining
+///               ⇅          │
+///            Frozen ◄──────┘
+///               └──► Lost
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ReplicaState {
+    /// Its machine has not started yet.
+    Warming,
     /// It takes work.
     Ready,
-    /// It has not started, or it broke: its steps in flight are awaited, then it starts anew.
+    /// It finishes what it has and takes nothing new.
+    Draining,
+    /// It broke: its steps in flight are awaited, then it starts anew.
     Frozen,
     /// Its executor is lost; it will not come back in this process.
     Lost,
@@ -66,14 +72,16 @@ pub enum ReplicaState {
 
 impl ReplicaState {
     /// All states.
-    pub const ALL: [Self; 3] = [Self::Ready, Self::Frozen, Self::Lost];
+    pub const ALL: [Self; 5] = [Self::Warming, Self::Ready, Self::Draining, Self::Frozen, Self::Lost];
 
-    /// As a metric label.
+    /// As it is shown: in the words that a worker's discovery record has.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Warming => "warming",
             Self::Ready => "ready",
-            Self::Frozen => "frozen",
-            Self::Lost => "lost",
+            Self::Draining => "draining",
+            Self::Frozen => "unhealthy",
+            Self::Lost => "terminated",
         }
     }
 }

@@ -180,13 +180,17 @@ impl Board {
 
     /// Everything at once.
     pub fn status(&self, now: Instant) -> Status {
-        let replicas = self.replicas.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut replicas = self.replicas.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let live = !self.dead.load(Ordering::Acquire);
         let draining = self.draining.load(Ordering::Acquire);
         let beat = Instant(self.beat_ns.load(Ordering::Relaxed));
         let stuck = self.stuck.load(Ordering::Relaxed) || (self.has_gateway && now.since(beat) > BEAT_MAX);
         let held = self.permits.held();
         let serves = replicas.iter().any(|replica| replica.state == ReplicaState::Ready);
+        if draining {
+            let ready = replicas.iter_mut().filter(|replica| replica.state == ReplicaState::Ready);
+            ready.for_each(|replica| replica.state = ReplicaState::Draining);
+        }
         Status {
             ready: live && serves && !draining && !stuck,
             live,

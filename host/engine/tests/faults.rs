@@ -106,6 +106,7 @@ fn with_no_executor_left_everything_ends_and_the_process_should_be_restarted() {
     }
     let status = rig.engine.status();
     assert!(!status.ready && !status.live);
+    assert_eq!(rig.metric("penstock_replicas{model_name=\"fake\",state=\"terminated\"}"), 1.0);
     assert_eq!(rig.engine.submit(rig.submission(&prompt(2, 4), 4)).unwrap_err(), SubmitError::NotRunning);
     assert!(rig.engine.shutdown());
 }
@@ -266,6 +267,28 @@ fn a_gateway_that_panics_ends_everything_and_says_so() {
     assert!(!engine.status().ready);
     assert_eq!(engine.submit(support::submission(&engine, &prompt(1, 4), 4)).unwrap_err(), SubmitError::NotRunning);
     assert!(engine.shutdown());
+}
+
+#[test]
+fn a_replica_is_named_by_what_it_does_and_gets_work_only_when_ready() {
+    let rig = Rig::new(2, Sizes::default(), EngineConfig::default());
+    let shown = |state| rig.metric(&format!("penstock_replicas{{model_name=\"fake\",state=\"{state}\"}}"));
+    rig.wait_until("both", |status| status.replicas.iter().all(|replica| replica.state == ReplicaState::Ready));
+    assert_eq!((shown("ready"), shown("draining"), shown("unhealthy")), (2.0, 0.0, 0.0));
+    let first = rig.engine.status().replicas[0].replica;
+    rig.engine.hold(first);
+    rig.wait_until("one that drains", |status| status.replicas[0].state == ReplicaState::Draining);
+    assert!(rig.engine.status().ready, "the other one takes work");
+    let before = rig.controls[0].steps();
+    for which in 0..4 {
+        assert_eq!(read(&mut rig.submit(rig.submission(&prompt(which, 8), 4))).outcome(), Outcome::Length);
+    }
+    assert_eq!(rig.controls[0].steps(), before, "nothing new went to it");
+    rig.engine.begin_drain();
+    let status = rig.engine.status();
+    assert!(!status.ready && status.live && status.replicas.iter().all(|r| r.state == ReplicaState::Draining));
+    assert_eq!((shown("ready"), shown("draining")), (0.0, 2.0));
+    assert!(rig.engine.shutdown());
 }
 
 #[test]

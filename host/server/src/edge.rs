@@ -13,6 +13,7 @@ mod error;
 mod fields;
 mod generate;
 mod idempotency;
+mod interrupted;
 mod outgoing;
 mod probes;
 mod prompt;
@@ -28,6 +29,8 @@ mod tokens;
 pub use admin_guard::AdminToken;
 pub use app::{App, Parts, unix_s};
 pub use connections::{Listener, Timeouts, serve};
+pub use idempotency::Idempotency;
+pub use interrupted::Interrupted;
 
 use std::sync::Arc;
 

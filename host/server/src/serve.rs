@@ -78,6 +78,7 @@ pub fn run(mut config: Config) -> Result<()> {
     let engine = Engine::start(engine_config, served, executors).context("start the engine")?;
     engine.metrics().memory(memory.uses());
     let context_tokens_max = longest_sequence(&engine, &config);
+    let idempotency = edge::Idempotency::new(secret, interrupted_calls(&config, &engine));
     let app = Arc::new(App::new(Parts {
         engine,
         model,
@@ -88,6 +89,7 @@ pub fn run(mut config: Config) -> Result<()> {
         context_tokens_max,
         publication,
         admin_token,
+        idempotency,
     }));
     let keeper = Keeper::start(Arc::clone(&app), inbox, folder)?;
     runtime.block_on(serve(Arc::clone(&app), listeners, &memory, start))?;
@@ -95,6 +97,21 @@ pub fn run(mut config: Config) -> Result<()> {
     let is_joined = app.engine.shutdown();
     tracing::info!(joined = is_joined, "stopped");
     Ok(())
+}
+
+/// What earlier lives of this server left unanswered; none where nothing is kept over a restart.
+fn interrupted_calls(config: &Config, engine: &Engine) -> Option<edge::Interrupted> {
+    let dir = deployment::state_dir(config)?;
+    match edge::Interrupted::open(&dir, engine.gateway_epoch(), edge::unix_s()) {
+        Ok(calls) => {
+            tracing::info!(calls = calls.left(), dir = %dir.display(), "calls that an earlier life of this server did not end");
+            Some(calls)
+        }
+        Err(fault) => {
+            tracing::warn!(fault, "idempotency keys in flight are not kept over a restart");
+            None
+        }
+    }
 }
 
 fn read_tenants(config: &Config, identity: &Identity) -> Result<Tenants> {

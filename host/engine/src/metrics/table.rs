@@ -232,7 +232,7 @@ table! {
         "Computed blocks that the prefix cache did not take: too many tenants have content there, or what precedes them is gone.",
         &[],
     );
-    REPLICAS = Definition::gauge("penstock_replicas", "Replicas by state.", &["state"]);
+    REPLICAS = Definition::gauge("penstock_replicas", "Replicas by state: warming (its machine has not started), ready, draining, unhealthy (it broke and starts anew), terminated (its executor is lost). Only ready ones get work.", &["state"]);
     FREEZES = Definition::counter("penstock_replica_freezes_total", "Replicas taken out of service, by cause.", &["cause"]);
     IN_FLIGHT = Definition::gauge("penstock_requests_in_flight", "Submissions whose work or whose stream is not over.", &[]);
     PENDING_BYTES = Definition::gauge("penstock_pending_bytes", "Bytes of prompts that these keep alive.", &[]);

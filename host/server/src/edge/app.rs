@@ -76,6 +76,8 @@ pub struct Parts {
     pub publication: Publication,
     /// See [`App::admin_token`].
     pub admin_token: Option<AdminToken>,
+    /// See [`App::idempotency`].
+    pub idempotency: Idempotency,
 }
 
 impl Kept for App {
@@ -100,6 +102,7 @@ impl App {
             context_tokens_max,
             publication,
             admin_token,
+            idempotency,
         } = parts;
         let tokenizer = model.tokenizer();
         let lengths = (0..tokenizer.vocab_len() as u32).map(|id| tokenizer.token_bytes(id).len());
@@ -107,7 +110,7 @@ impl App {
             token_bytes_max: lengths.max().unwrap_or(1).max(1),
             pending_bytes: Arc::new(Semaphore::new(config.http.pending_bytes_max)),
             requests: Arc::new(Semaphore::new(config.http.requests_max)),
-            idempotency: Idempotency::default(),
+            idempotency,
             client_ids: ClientIds::default(),
             refusals: Refusals::default(),
             started_s: unix_s(),

@@ -99,6 +99,14 @@ impl ApiError {
         Self { param: Some("Idempotency-Key".to_owned()), ..error }
     }
 
+    /// 503: an earlier life of the server had begun with this call and ended before it.
+    pub fn interrupted() -> Self {
+        let message = "the server ended while it answered the call with this Idempotency-Key, and nothing of that answer is left; \
+            it was said now, and the key is free: send the call again to have it computed anew";
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "request_interrupted", message);
+        Self { param: Some("Idempotency-Key".to_owned()), retry_after_s: Some(1), ..error }
+    }
+
     /// 429 of the edge itself: too much is being read, tokenised or answered.
     pub fn edge_full(what: &str) -> Self {
         let message = format!("the server is at its bound of {what}; try again shortly");
