@@ -1,7 +1,7 @@
 //! One answer on its way from tokens to text: detokenising, stop strings, hold-back, block keys, and what counts.
 //!
-//! An answer outlives attempts: when its replica is lost, the next attempt computes the same tokens again from the first, and those that
-//! the client has are skipped. What the replica is told (keys, the end) belongs to the attempt; what the client gets belongs to the answer.
+//! An answer outlives attempts: when its replica is lost, the next attempt goes on behind the tokens that are known, or computes the same
+//! tokens again from the first; those that the client has are skipped. What the replica is told (keys, the end) belongs to the attempt; what the client gets belongs to the answer.
 
 use std::collections::VecDeque;
 
@@ -117,9 +117,22 @@ impl Answer {
         self.end.map_or(self.released, |end| end.tokens)
     }
 
-    /// From now on attempt `number` computes it, from the first token.
-    pub fn begin_attempt(&mut self, number: u16, chain: Option<BlockKeyChain>) {
-        self.attempt = Attempt { number, seen: 0, chain, told_end: false, diverged: false };
+    /// Tokens turned into text so far.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// From now on attempt `number` computes it, behind the first `seen` tokens. `chain` stands behind the prompt. False when there are not so
+    /// many tokens: what would come in between is nobody's.
+    pub fn begin_attempt(&mut self, number: u16, seen: u32, mut chain: Option<BlockKeyChain>) -> bool {
+        let Some(before) = self.ids.get(..seen as usize) else { return false };
+        if let Some(chain) = &mut chain {
+            for id in before {
+                let _ = chain.push(*id);
+            }
+        }
+        self.attempt = Attempt { number, seen, chain, told_end: false, diverged: false };
+        true
     }
 
     /// Takes the next tokens of the attempt.

@@ -1,7 +1,7 @@
 //! What the driver keeps of a request beside its manifest: tokens, sampling, stop strings, the chain of block keys.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_base::{Manifest, RequestId, limits};
 use penstock_exec::SamplingParams;
@@ -26,8 +26,18 @@ pub(crate) struct RequestContext {
     pub stops: StopMatcher,
     /// The key chain behind the prompt; each answer goes on from a clone. None when nothing is cached.
     pub chain: Option<BlockKeyChain>,
+    /// Output tokens so far, of a request that may go on at another replica.
+    emitted: Mutex<Vec<u32>>,
     /// Output tokens that the client got in all; set by the output loop when it ends the stream, for a replica that ends later.
     settled: AtomicU32,
+}
+
+/// A request as the driver of a replica gets it.
+#[derive(Clone, Debug)]
+pub(crate) struct Placement {
+    pub context: Arc<RequestContext>,
+    /// Output of earlier attempts, computed again like a prompt: for the machine it is one.
+    pub resumed: Box<[u32]>,
 }
 
 /// What is wrong with a submission. The edge should have refused it with these words.
@@ -107,18 +117,37 @@ impl RequestContext {
             sampling,
             stops,
             chain,
+            emitted: Mutex::default(),
             settled: AtomicU32::new(0),
         })
     }
 
     /// One that a gateway has placed here: its text is made there.
     pub fn placed(manifest: Arc<Manifest>, prompt: Arc<[u32]>, sampling: Box<[Arc<SamplingParams>]>) -> Self {
-        Self { manifest, prompt, sampling, stops: StopMatcher::default(), chain: None, settled: AtomicU32::new(0) }
+        Self {
+            manifest,
+            prompt,
+            sampling,
+            stops: StopMatcher::default(),
+            chain: None,
+            emitted: Mutex::default(),
+            settled: AtomicU32::new(0),
+        }
     }
 
     /// Gives it its id, before anybody else sees it.
     pub fn name(&mut self, request: RequestId) {
         Arc::make_mut(&mut self.manifest).request = request;
+    }
+
+    /// Keeps output tokens: they follow those that are kept.
+    pub fn keep_output(&self, tokens: &[u32]) {
+        self.emitted.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(tokens);
+    }
+
+    /// The output tokens that are kept.
+    pub fn kept_output(&self) -> Vec<u32> {
+        self.emitted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Says how many output tokens the client got in all.

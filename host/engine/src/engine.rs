@@ -266,6 +266,7 @@ impl Engine {
             limits: config.limits,
             policies: PolicyPlane::new(config.policies.clone(), count, config.decisions)?,
             journal,
+            keeps_output: gateway.as_ref().is_some_and(|gateway| gateway.migrations_max > 0),
             context_tokens_max,
             gateway: Mailbox::new(&gateway_loop::lanes(requests_max, senders)),
             replicas: Replicas::new(replicas.iter().map(|(replica, _)| (replica.replica, mailbox(replica)))),

@@ -1,5 +1,7 @@
 //! The gateway's loop: everything that happens at the gateway, one thing at a time, on one thread that waits for nobody.
 
+mod resume;
+
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use penstock_sched::handoff::{End, Order};
 use penstock_sched::message::{FromReplica, ToReplica};
 
 use crate::cache_events::CacheNews;
-use crate::context::RequestContext;
+use crate::context::{Placement, RequestContext};
 use crate::limits::{
     CANCELS_PER_REQUEST, CONTROL_PER_REPLICA, CONTROL_WAKES, DELIVERIES_PER_REQUEST, NEWS_WAKES_MAX, TURNS_PER_REPLICA,
 };
@@ -373,14 +375,14 @@ impl GatewayLoop {
         }
     }
 
-    fn send(&mut self, replica: ReplicaId, epoch: ReplicaEpoch, message: ToReplica) {
+    fn send(&mut self, replica: ReplicaId, epoch: ReplicaEpoch, mut message: ToReplica) {
         let wiring = Arc::clone(&self.wiring);
         let Some(mailbox) = wiring.replica(replica) else {
             return tracing::error!(replica = replica.0, "the gateway named a replica that does not exist");
         };
-        let (lane, context) = match &message {
+        let (lane, placement) = match &mut message {
             ToReplica::Dispatch(dispatch) => match self.requests.get(&dispatch.manifest.request) {
-                Some(tracked) => (replica_wake::WORK, Some(Arc::clone(&tracked.context))),
+                Some(tracked) => (replica_wake::WORK, Some(resume::placement(&tracked.context, dispatch))),
                 None => {
                     return tracing::error!(request = dispatch.manifest.request.0, "dispatch of an unknown request");
                 }
@@ -390,7 +392,7 @@ impl GatewayLoop {
             ToReplica::Decode(ordered) => (replica_wake::WORK, self.begun_by(&ordered.order, |begin| &begin.manifest)),
             ToReplica::Stance(_) => (replica_wake::STANCE, None),
         };
-        let wake = ReplicaWake::Gateway { gateway: self.config.epoch, epoch, message, context };
+        let wake = ReplicaWake::Gateway { gateway: self.config.epoch, epoch, message, placement };
         let pushed =
             if lane == replica_wake::STANCE { mailbox.push_latest(lane, wake) } else { mailbox.try_push(lane, wake) };
         if let Err(PushError::Full(_)) = pushed {
@@ -402,9 +404,10 @@ impl GatewayLoop {
     }
 
     /// What a party of a hand-off must know of the request that it begins with.
-    fn begun_by<B>(&self, order: &Order<B>, manifest: impl Fn(&B) -> &Arc<Manifest>) -> Option<Arc<RequestContext>> {
+    fn begun_by<B>(&self, order: &Order<B>, manifest: impl Fn(&B) -> &Arc<Manifest>) -> Option<Placement> {
         let Order::Begin(begin) = order else { return None };
-        self.requests.get(&manifest(begin).request).map(|tracked| Arc::clone(&tracked.context))
+        let tracked = self.requests.get(&manifest(begin).request)?;
+        Some(Placement { context: Arc::clone(&tracked.context), resumed: Box::default() })
     }
 
     /// Tells the output loop; its lane has room for all of this.
@@ -440,6 +443,7 @@ impl GatewayLoop {
                 }
                 End::HandedOff(_) | End::Failed(_) | End::Cancelled => {}
             },
+            GatewayEvent::Migrated { request, .. } => self.unplaced(request),
             GatewayEvent::CacheGap { replica } => tracing::warn!(replica = replica.0, "gap in cache events"),
             GatewayEvent::CacheBelief { replica, believed: true } => {
                 tracing::info!(replica = replica.0, "what a replica caches is known again and counts in routing");

@@ -217,11 +217,17 @@ impl OutputLoop {
         if attempt < answer.attempt() {
             return metrics.discarded(count);
         }
-        if attempt > answer.attempt() {
-            answer.begin_attempt(attempt, output.context.chain.clone());
+        let begun = attempt == answer.attempt() || answer.begin_attempt(attempt, first, output.context.chain.clone());
+        if !begun || first != answer.seen() {
+            debug_assert!(false, "tokens of one attempt come in order and without gaps");
+            tracing::error!(%seq, attempt, first, seen = answer.seen(), "tokens out of place: they are not used");
+            return metrics.discarded(count);
         }
-        debug_assert_eq!(first, answer.seen(), "tokens of one attempt come in order and without gaps");
+        let before = answer.ids().len();
         let progress = answer.push(tokens, self.block_size_tokens, self.vocabulary.as_ref());
+        if self.wiring.keeps_output && output.context.manifest.sequences == 1 {
+            output.context.keep_output(&answer.ids()[before..]);
+        }
         metrics.discarded(progress.discarded);
         metrics.repeated(progress.repeated);
         if progress.diverged {

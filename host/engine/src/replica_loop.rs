@@ -23,11 +23,11 @@ use penstock_base::plan::{BatchFailure, Plan, PlanOp, RowDone};
 use penstock_base::{BatchId, Duration, GatewayEpoch, Generation, Instant, ReplicaEpoch, RequestId, SeqId, Slot};
 use penstock_exec::{BatchResult, ExecError, RowResult, SampledToken, SlotOpening, Step};
 use penstock_sched::gateway::ReplicaFacts;
-use penstock_sched::message::{FromReplica, Load, ToReplica};
+use penstock_sched::message::{FromReplica, Load, ToReplica, Usage};
 use penstock_sched::replica::{Replica, ReplicaConfig, ReplicaEffect, ReplicaEffects, ReplicaEvent, ReplicaInput};
 
 use crate::cache_events::CacheTap;
-use crate::context::RequestContext;
+use crate::context::Placement;
 use crate::executor_loop::{STEPS, StepOrder, StepOutcome};
 use crate::gateway_loop::{self, GatewayWake};
 use crate::latch::Latch;
@@ -281,13 +281,13 @@ impl ReplicaLoop {
 
     fn handle(&mut self, wake: ReplicaWake) {
         match wake {
-            ReplicaWake::Gateway { gateway, epoch, message, context } => {
+            ReplicaWake::Gateway { gateway, epoch, message, placement } => {
                 if epoch != self.config.epoch || !self.serves() {
                     return self.wiring.metrics.stale("replica");
                 }
-                self.note_order(&message, context.as_ref());
-                if let (ToReplica::Dispatch(dispatch), Some(context)) = (&message, context) {
-                    self.admit(context, dispatch.attempt);
+                self.note_order(&message, placement.as_ref());
+                if let (ToReplica::Dispatch(dispatch), Some(placement)) = (&message, placement) {
+                    self.admit(placement, dispatch.attempt);
                 }
                 if let ToReplica::Policies(generation) = message {
                     self.follow(generation);
@@ -318,7 +318,8 @@ impl ReplicaLoop {
                 if epoch != self.config.epoch {
                     return self.wiring.metrics.stale("replica");
                 }
-                for input in inputs {
+                for mut input in inputs {
+                    self.without_resumed(&mut input);
                     // Text runs behind: what it says of a sequence that has ended meanwhile is late, not wrong.
                     if subject(&input).is_none_or(|seq| self.lives(seq)) {
                         self.note_filled(&input);
@@ -338,6 +339,15 @@ impl ReplicaLoop {
                 }
             }
             ReplicaWake::Shutdown => {}
+        }
+    }
+
+    /// Where an answer ends is told in output tokens of all attempts, and the machine knows those of this one.
+    fn without_resumed(&self, input: &mut ReplicaInput) {
+        if let ReplicaInput::Finish(end) = input
+            && let Some(placed) = self.requests.get(&end.seq.request)
+        {
+            end.tokens = end.tokens.saturating_sub(placed.resumed);
         }
     }
 
@@ -374,8 +384,8 @@ impl ReplicaLoop {
     }
 
     /// Knows a request before its dispatch reaches the machine.
-    fn admit(&mut self, context: Arc<RequestContext>, attempt: u16) {
-        self.requests.insert(context.request(), Placed::new(context, attempt));
+    fn admit(&mut self, placement: Placement, attempt: u16) {
+        self.requests.insert(placement.context.request(), Placed::resumed(placement, attempt));
     }
 
     /// Is this sequence here, and has it not ended?
@@ -418,7 +428,8 @@ impl ReplicaLoop {
                 if let Some(output) = placed.outputs.get_mut(usize::from(seq.index)) {
                     *output = None;
                 }
-                self.items.push(TurnItem::SequenceEnded { seq, attempt: placed.attempt, outcome, tokens });
+                let (attempt, tokens) = (placed.attempt, tokens + placed.resumed);
+                self.items.push(TurnItem::SequenceEnded { seq, attempt, outcome, tokens });
             }
             ReplicaEffect::Handoff(effect) => self.carry_out_handoff(effect),
             // Tapped before: what it was computed for may be gone by now.
@@ -478,6 +489,9 @@ impl ReplicaLoop {
         match message {
             FromReplica::Ended { request, attempt, outcome, usage } => {
                 if let Some(placed) = self.requests.remove(&request) {
+                    let prompt_tokens = usage.prompt_tokens.saturating_sub(placed.resumed);
+                    let cached_tokens = usage.cached_tokens.min(prompt_tokens);
+                    let usage = Usage { prompt_tokens, cached_tokens, ..usage };
                     let context = Some(placed.context);
                     self.items.push(TurnItem::Ended { request, context, attempt, outcome, usage });
                     return;
@@ -499,7 +513,8 @@ impl ReplicaLoop {
             .filter(|reported| reported.batch == batch)
             .and_then(|r| r.rows.get_mut(row as usize));
         let placed = self.requests.get_mut(&seq.request);
-        let attempt = placed.as_ref().map_or(0, |placed| placed.attempt);
+        let (attempt, resumed) = placed.as_ref().map_or((0, 0), |placed| (placed.attempt, placed.resumed));
+        let first = first + resumed;
         let (Some(row), Some(output)) = (row, placed.and_then(|placed| placed.output(seq.index))) else {
             self.freeze.get_or_insert(FreezeCause::Broken("delivery_of_unknown_row"));
             return;
@@ -577,6 +592,11 @@ impl ReplicaLoop {
         self.tap.flush(|| machine.map(|machine| machine.listed()).unwrap_or_default());
         if let Some(links) = &self.wiring.links {
             self.wiring.board.placed_requests.store(self.requests.len() + self.parts.len(), Ordering::Relaxed);
+            if let Some(machine) = machine.filter(|_| self.gateways.is_empty()) {
+                // It reports to nobody, and its load would stand as the last gateway heard it.
+                let load = machine.present_load(self.wiring.clock.now());
+                self.wiring.board.update_replica(replica, |status| status.load = load);
+            }
             links.flush(self.wiring.clock.now(), epoch, &self.messages, &self.items);
             let is_over = self.items.iter().any(|item| matches!(item, TurnItem::Down { .. }));
             self.messages.clear();

@@ -1,7 +1,5 @@
 //! What wakes a replica's loop, who may send how much of it, and why a replica is frozen.
 
-use std::sync::Arc;
-
 use penstock_base::limits::INFLIGHT_MAX;
 use penstock_base::{GatewayEpoch, ReplicaEpoch, TransferId};
 use penstock_exec::SampledToken;
@@ -9,7 +7,7 @@ use penstock_sched::handoff::Peer;
 use penstock_sched::message::ToReplica;
 use penstock_sched::replica::{HandoffInput, ReplicaConfig, ReplicaInput};
 
-use crate::context::RequestContext;
+use crate::context::Placement;
 use crate::executor_loop::StepOutcome;
 use crate::limits::TURNS_PER_REPLICA;
 use crate::mailbox::Lane;
@@ -52,7 +50,7 @@ pub(crate) fn lanes(config: &ReplicaConfig, replicas: usize) -> [usize; 11] {
 /// Why a replica's loop wakes up.
 pub(crate) enum ReplicaWake {
     /// The gateway says something to this incarnation.
-    Gateway { gateway: GatewayEpoch, epoch: ReplicaEpoch, message: ToReplica, context: Option<Arc<RequestContext>> },
+    Gateway { gateway: GatewayEpoch, epoch: ReplicaEpoch, message: ToReplica, placement: Option<Placement> },
     /// A gateway in another process has come.
     GatewayUp(GatewayEpoch),
     /// It has left.

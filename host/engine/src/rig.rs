@@ -37,6 +37,7 @@ pub(crate) fn wiring(requests_max: usize) -> Arc<Wiring> {
         limits: EngineLimits::default(),
         policies: PolicyPlane::new(source, 1, DecisionsConfig::default()).expect("a thread"),
         journal: None,
+        keeps_output: true,
         context_tokens_max: 1_024,
         gateway: Mailbox::new(&gateway_loop::lanes(requests_max, 1)),
         replicas: Replicas::new([(ReplicaId(0), Mailbox::new(&[64; 11]))]),

@@ -113,6 +113,11 @@ pub enum Happened {
         /// Which.
         replica: ReplicaId,
     },
+    /// It leaves its replica with output behind it, and goes on at another one; what it had is computed again there.
+    Migrated {
+        /// Where it was.
+        from: ReplicaId,
+    },
     /// It is over.
     Ended {
         /// How.
@@ -186,6 +191,9 @@ impl Teller {
             }
             GatewayEffect::Event(GatewayEvent::Routed { request, call, ranked, made }) => {
                 self.tell(at, *request, Happened::Routed { call: *call, ranked: *ranked, made: *made });
+            }
+            GatewayEffect::Event(GatewayEvent::Migrated { request, from, .. }) => {
+                self.tell(at, *request, Happened::Migrated { from: *from });
             }
             GatewayEffect::Event(GatewayEvent::Stance { level }) => self.level = *level,
             GatewayEffect::Send { .. } | GatewayEffect::Event(_) => {}

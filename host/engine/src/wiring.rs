@@ -32,6 +32,8 @@ pub(crate) struct Wiring {
     pub policies: PolicyPlane,
     /// Where the machines write down what they do.
     pub journal: Option<Journal>,
+    /// Output is kept, since a request may go on at another replica.
+    pub keeps_output: bool,
     /// Longest sequence that every replica takes.
     pub context_tokens_max: u32,
     pub gateway: Mailbox<GatewayWake>,

@@ -213,6 +213,7 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
         stale_cache: ms(config.policy.stale_cache_ms),
         overload_tick: ms(config.policy.overload_tick_ms),
         no_progress: ms(config.limits.no_progress_ms),
+        migrations_max: config.limits.migrations_max,
         quota_window: ms(config.limits.quota_window_ms),
         // The full walk is for tests; a live server walks now and then.
         check_every_step: false,

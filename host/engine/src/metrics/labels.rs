@@ -3,6 +3,7 @@
 use penstock_base::{CancelCause, Failure, Outcome, Phase, Refusal};
 use penstock_policy_api::validate::Malformed;
 use penstock_policy_api::{FallbackReason, FaultKind};
+use penstock_sched::gateway::{MigrationCause, MigrationRefusal};
 use penstock_sched::handoff::{self, End};
 
 /// The Gateway API Inference Extension's word for how a request left the gateway's queue.
@@ -24,6 +25,23 @@ pub(super) fn admission_outcome(outcome: Outcome, placed: bool) -> &'static str 
         Outcome::TimedOut(_) => "EvictedTTL",
         Outcome::Cancelled(CancelCause::Client | CancelCause::SlowClient) => "EvictedContextCancelled",
         Outcome::Stop | Outcome::Length | Outcome::Cancelled(CancelCause::Drain) | Outcome::Failed(_) => "EvictedOther",
+    }
+}
+
+/// Why a request had to leave its replica.
+pub(super) fn migration_cause(cause: MigrationCause) -> &'static str {
+    match cause {
+        MigrationCause::Lost => "lost",
+        MigrationCause::Drain => "drain",
+    }
+}
+
+/// Why it did not move.
+pub(super) fn migration_refusal(why: MigrationRefusal) -> &'static str {
+    match why {
+        MigrationRefusal::Limit => "refused_limit",
+        MigrationRefusal::Sequences => "refused_sequences",
+        MigrationRefusal::Nowhere => "refused_nowhere",
     }
 }
 

@@ -28,7 +28,7 @@ use crate::status::{ReplicaState, Status};
 use caches::CacheMetrics;
 pub(crate) use labels::MALFORMED;
 pub use labels::outcome_labels;
-use labels::{admission_outcome, fallback_label, handoff_labels};
+use labels::{admission_outcome, fallback_label, handoff_labels, migration_cause, migration_refusal};
 pub use table::{DEFINITIONS, Definition, Kind, describe, describe_all};
 
 /// The engine's metrics and their registry. Cheap to record from any thread.
@@ -93,6 +93,7 @@ pub struct Metrics {
     clock_clamped: IntCounterVec,
     caches: CacheMetrics,
     handoffs: IntCounterVec,
+    migrations: IntCounterVec,
     handoffs_running: IntGauge,
     handoffs_swept: IntCounter,
     transfer_bytes: IntCounter,
@@ -238,6 +239,7 @@ impl Metrics {
             clock_clamped: make.counters(&t::CLOCK_CLAMPED),
             caches: CacheMetrics::new(&make),
             handoffs: make.counters(&t::HANDOFFS),
+            migrations: make.counters(&t::MIGRATIONS),
             handoffs_running: make.gauge(&t::HANDOFFS_RUNNING),
             handoffs_swept: make.counter(&t::HANDOFFS_SWEPT),
             transfer_bytes: make.counter(&t::TRANSFER_BYTES),
@@ -344,6 +346,12 @@ impl Metrics {
             GatewayEvent::CacheGap { .. } => self.caches.gap(),
             GatewayEvent::CacheBelief { believed, .. } => self.caches.belief(believed),
             GatewayEvent::Changed { .. } | GatewayEvent::Routed { .. } | GatewayEvent::Broken(_) => {}
+            GatewayEvent::Migrated { cause, .. } => {
+                self.migrations.with_label_values(&[migration_cause(cause), "moved"]).inc();
+            }
+            GatewayEvent::MigrationRefused { cause, why, .. } => {
+                self.migrations.with_label_values(&[migration_cause(cause), migration_refusal(why)]).inc();
+            }
             GatewayEvent::HandoffBegun { .. } => self.handoffs_running.inc(),
             GatewayEvent::HandoffEnded { end, .. } => {
                 self.handoffs_running.dec();

@@ -290,6 +290,11 @@ table! {
         "Hand-offs of a request between the replica that computes its prompt and the one that decodes, by how they ended and why.",
         &["end", "reason"],
     );
+    MIGRATIONS = Definition::counter(
+        "penstock_migrations_total",
+        "Requests with output behind them whose replica was lost or drains: moved to another one, or why not.",
+        &["cause", "outcome"],
+    );
     HANDOFFS_RUNNING = Definition::gauge("penstock_handoffs_running", "Hand-offs whose request nobody decodes yet.", &[]);
     HANDOFFS_SWEPT = Definition::counter("penstock_handoffs_swept_total", "Hand-offs that a replica ended since nobody kept them.", &[]);
     TRANSFER_BYTES = Definition::counter("penstock_kv_transfer_bytes_total", "Bytes of KV copied from replica to replica.", &[]);

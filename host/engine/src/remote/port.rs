@@ -186,9 +186,9 @@ impl RemotePort {
         let body = match &wake {
             // Each process has policies of its own.
             ReplicaWake::Gateway { message: ToReplica::Policies(_), .. } | ReplicaWake::Policies(_) => return Ok(()),
-            ReplicaWake::Gateway { epoch, message, context, .. } => {
-                self.note(message, context.as_ref());
-                wire::message(self.clock.now(), *epoch, message, context.as_deref())
+            ReplicaWake::Gateway { epoch, message, placement, .. } => {
+                self.note(message, placement.as_ref().map(|placement| &placement.context));
+                wire::message(self.clock.now(), *epoch, message, placement.as_ref())
             }
             ReplicaWake::Feedback { epoch, inputs } => wire::feedback(*epoch, inputs),
             ReplicaWake::Settled { epoch } => {

@@ -49,12 +49,13 @@ impl Server {
     fn hear(&self, said: ToWorker) -> Result<(), String> {
         let gateway = self.gateway;
         match said {
-            ToWorker::Message { epoch, message, context } => {
-                if context.as_ref().is_some_and(|context| context.request().gateway_epoch() != gateway) {
+            ToWorker::Message { epoch, message, placement } => {
+                let request = placement.as_ref().map(|placement| placement.context.request());
+                if request.is_some_and(|request| request.gateway_epoch() != gateway) {
                     return Err("a request of another gateway".to_owned());
                 }
                 let is_stance = matches!(message, ToReplica::Stance(_));
-                let wake = ReplicaWake::Gateway { gateway, epoch, message, context };
+                let wake = ReplicaWake::Gateway { gateway, epoch, message, placement };
                 // The newest stance of each gateway counts; there may be several gateways, so that none takes another's place.
                 self.push(if is_stance { replica_wake::STANCES } else { replica_wake::WORK }, wake);
             }

@@ -16,7 +16,7 @@ use penstock_sched::message::{FromReplica, ToReplica, Usage};
 use penstock_sched::replica::{HandoffInput, ReplicaInput};
 
 use super::tokens::{put_ids, put_sampling, put_tokens, take_ids, take_sampling, take_tokens};
-use crate::context::RequestContext;
+use crate::context::{Placement, RequestContext};
 use crate::outputs::TurnItem;
 
 // --- To a worker -------------------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ const DRAINING: u8 = 6;
 #[derive(Debug)]
 pub(crate) enum ToWorker {
     /// The machine's message, with what the driver knows of the request that it begins with.
-    Message { epoch: ReplicaEpoch, message: ToReplica, context: Option<Arc<RequestContext>> },
+    Message { epoch: ReplicaEpoch, message: ToReplica, placement: Option<Placement> },
     /// What the text led to.
     Feedback { epoch: ReplicaEpoch, inputs: Vec<ReplicaInput> },
     /// Another worker's word about a hand-off.
@@ -103,7 +103,7 @@ fn bytes(write: impl FnOnce(&mut Writer)) -> Bytes {
 }
 
 /// [`ToWorker::Message`].
-pub(crate) fn message(now: Instant, epoch: ReplicaEpoch, said: &ToReplica, context: Option<&RequestContext>) -> Bytes {
+pub(crate) fn message(now: Instant, epoch: ReplicaEpoch, said: &ToReplica, placement: Option<&Placement>) -> Bytes {
     let mut said = said.clone();
     if let Some(manifest) = manifest_of(&mut said) {
         let manifest = Arc::make_mut(manifest);
@@ -114,9 +114,10 @@ pub(crate) fn message(now: Instant, epoch: ReplicaEpoch, said: &ToReplica, conte
         out.u8(MESSAGE);
         out.u64(epoch.0);
         said.put(out);
-        out.option(context, |out, context| {
+        out.option(placement, |out, Placement { context, resumed }| {
             put_ids(out, &context.prompt);
             put_sampling(out, &context.sampling);
+            put_ids(out, resumed);
         });
     })
 }
@@ -262,18 +263,18 @@ impl ToWorker {
             MESSAGE => {
                 let epoch = ReplicaEpoch(from.u64()?);
                 let mut message = ToReplica::take(&mut from)?;
-                let body = from.option(|from| Ok((take_ids(from)?, take_sampling(from)?)))?;
-                let mut context = None;
+                let body = from.option(|from| Ok((take_ids(from)?, take_sampling(from)?, take_ids(from)?)))?;
+                let mut placement = None;
                 if let Some(manifest) = manifest_of(&mut message) {
                     let own = Arc::make_mut(manifest);
                     own.arrived = now - Duration(own.arrived.0);
                     own.deadline = now + Duration(own.deadline.0);
-                    context = body.map(|(prompt, sampling)| placed(manifest, prompt, sampling)).transpose()?;
-                    if context.is_none() {
+                    placement = body.map(|body| placed(manifest, body)).transpose()?;
+                    if placement.is_none() {
                         return Err(DecodeError::Invalid("request without its tokens"));
                     }
                 }
-                Self::Message { epoch, message, context: context.map(Arc::new) }
+                Self::Message { epoch, message, placement }
             }
             FEEDBACK => {
                 let epoch = ReplicaEpoch(from.u64()?);
@@ -369,14 +370,16 @@ fn manifest_of(message: &mut ToReplica) -> Option<&mut Arc<Manifest>> {
 
 fn placed(
     manifest: &Arc<Manifest>,
-    prompt: Vec<u32>,
-    sampling: Box<[Arc<SamplingParams>]>,
-) -> Result<RequestContext, DecodeError> {
-    let fits = prompt.len() == manifest.input_tokens as usize && sampling.len() == usize::from(manifest.sequences);
-    if !fits {
+    (prompt, sampling, resumed): (Vec<u32>, Box<[Arc<SamplingParams>]>, Vec<u32>),
+) -> Result<Placement, DecodeError> {
+    let tokens = prompt.len() + resumed.len();
+    let sequences = usize::from(manifest.sequences);
+    let fits = tokens == manifest.input_tokens as usize && sampling.len() == sequences;
+    if !fits || prompt.is_empty() || (!resumed.is_empty() && sequences != 1) {
         return Err(DecodeError::Invalid("tokens of a request"));
     }
-    Ok(RequestContext::placed(Arc::clone(manifest), prompt.into(), sampling))
+    let context = Arc::new(RequestContext::placed(Arc::clone(manifest), prompt.into(), sampling));
+    Ok(Placement { context, resumed: resumed.into() })
 }
 
 /// Whose request an item of a turn is about; an epoch's end is everybody's.

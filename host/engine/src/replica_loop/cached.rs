@@ -55,7 +55,10 @@ fn tokens_of(requests: &HashMap<RequestId, Placed>, key: BlockKey, index: usize,
     requests.values().find_map(|placed| {
         let prompt = &placed.context.prompt;
         if placed.context.manifest.keys.get(index) == Some(&key) {
-            return prompt.get(place.clone()).map(<[u32]>::to_vec);
+            // Output of an earlier attempt stands behind the prompt.
+            let output = placed.outputs.first().and_then(Option::as_deref).unwrap_or_default();
+            let tokens: Vec<u32> = prompt.iter().chain(output).skip(place.start).take(block).copied().collect();
+            return (tokens.len() == block).then_some(tokens);
         }
         let filled = placed.behind.iter().find(|filled| filled.index as usize == index && filled.key == key)?;
         let output = placed.outputs.get(usize::from(filled.sequence))?.as_ref()?;

@@ -10,7 +10,7 @@ use penstock_sched::message::ToReplica;
 use penstock_sched::replica::{HandoffEffect, HandoffInput, ReplicaInput};
 
 use super::{Placed, ReplicaLoop};
-use crate::context::RequestContext;
+use crate::context::{Placement, RequestContext};
 use crate::handoff::{MoverOrder, MoverWake, ORDERS, RESET, WRITES};
 use crate::mailbox::PushError;
 use crate::outputs::TurnItem;
@@ -46,7 +46,7 @@ impl ReplicaLoop {
     }
 
     /// Knows a request before the order that begins with it reaches the machine.
-    pub(super) fn note_order(&mut self, message: &ToReplica, context: Option<&Arc<RequestContext>>) {
+    pub(super) fn note_order(&mut self, message: &ToReplica, placement: Option<&Placement>) {
         let begun = match message {
             ToReplica::Prefill(ordered) => match &ordered.order {
                 Order::Begin(begin) => Some((ordered.transfer, begin.attempt)),
@@ -58,8 +58,8 @@ impl ReplicaLoop {
             },
             _ => None,
         };
-        if let (Some((transfer, attempt)), Some(context)) = (begun, context) {
-            let part = || Part { context: Arc::clone(context), attempt, tail: Vec::new() };
+        if let (Some((transfer, attempt)), Some(placement)) = (begun, placement) {
+            let part = || Part { context: Arc::clone(&placement.context), attempt, tail: Vec::new() };
             self.parts.0.entry(transfer).or_insert_with(part);
         }
     }

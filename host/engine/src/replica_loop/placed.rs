@@ -5,14 +5,16 @@ use std::sync::Arc;
 use penstock_exec::SampledToken;
 
 use super::cached::FilledBlock;
-use crate::context::RequestContext;
+use crate::context::{Placement, RequestContext};
 
 /// One request as this replica's driver knows it: what its sequences' slots start from.
 pub(super) struct Placed {
     pub context: Arc<RequestContext>,
     pub attempt: u16,
-    /// Output tokens of each sequence that count; none of one that has ended.
+    /// Output tokens of each sequence that count, those of earlier attempts included; none of one that has ended.
     pub outputs: Box<[Option<Vec<u32>>]>,
+    /// Output tokens of earlier attempts, which are prompt to the machine.
+    pub resumed: u32,
     /// Tokens that do not count until somebody owns the request.
     pub kept: Vec<SampledToken>,
     /// Keys of blocks that the outputs have filled, where tokens of blocks are told.
@@ -21,8 +23,14 @@ pub(super) struct Placed {
 
 impl Placed {
     pub fn new(context: Arc<RequestContext>, attempt: u16) -> Self {
-        let outputs = (0..context.manifest.sequences).map(|_| Some(Vec::new())).collect();
-        Self { context, attempt, outputs, kept: Vec::new(), behind: Vec::new() }
+        Self::resumed(Placement { context, resumed: Box::default() }, attempt)
+    }
+
+    pub fn resumed(placement: Placement, attempt: u16) -> Self {
+        let Placement { context, resumed } = placement;
+        let outputs = (0..context.manifest.sequences).map(|_| Some(resumed.to_vec())).collect();
+        let resumed = resumed.len() as u32;
+        Self { context, attempt, outputs, resumed, kept: Vec::new(), behind: Vec::new() }
     }
 
     /// Output of a sequence that lives.

@@ -2,7 +2,7 @@
 
 use penstock_base::BlockKey;
 use penstock_base::codec::Writer;
-use penstock_sched::gateway::{GatewayEffect, GatewayEvent, RoutingMade};
+use penstock_sched::gateway::{GatewayEffect, GatewayEvent, MigrationCause, MigrationRefusal, RoutingMade};
 use penstock_sched::replica::{CacheChange, HandoffEffect, ReplicaEffect, ReplicaEvent};
 
 use super::{Encode, choice};
@@ -37,6 +37,19 @@ choice! { write only GatewayEvent {
     12 => HandoffBegun { request, transfer, sender, receiver },
     13 => HandoffEnded { request, transfer, end },
     14 => CacheBelief { replica, believed },
+    15 => Migrated { request, from, cause },
+    16 => MigrationRefused { request, cause, why },
+} }
+
+choice! { write only MigrationCause {
+    0 => Lost,
+    1 => Drain,
+} }
+
+choice! { write only MigrationRefusal {
+    0 => Limit,
+    1 => Sequences,
+    2 => Nowhere,
 } }
 
 choice! { write only RoutingMade {

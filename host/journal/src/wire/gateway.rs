@@ -32,7 +32,7 @@ record! {
         epoch, run_seed, block_size_tokens, kv_token_bytes, gateways, queue_requests_max, queue_tokens_max,
         running_requests_max, deferred_requests_max, flows_max, tenants_max, replicas_max, context_tokens_max,
         queue_wait_max, starve, stale_load, stale_cache, overload_tick, no_progress, quota_window, order_rows,
-        routing_rows, directory_keys_max, attempts_max, class_floor_blocks, class_slo_ttft, class_sheddable, reserves,
+        routing_rows, directory_keys_max, attempts_max, migrations_max, class_floor_blocks, class_slo_ttft, class_sheddable, reserves,
         handoff, check_every_step,
     }
     HandoffConfig { timing, leases, transfers, prefill_tokens_min, topology, fallback }

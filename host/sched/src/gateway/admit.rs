@@ -99,11 +99,16 @@ impl State {
 
     /// Could some known replica, ready or draining, ever take it?
     pub(super) fn fits_any(&self, manifest: &Manifest, max_output_tokens: u32) -> bool {
+        let (need, finish, longest) = self.sizes_of(manifest, max_output_tokens);
+        self.replicas.iter().any(|(_, replica)| replica.fits(&need, finish, longest))
+    }
+
+    /// What a replica must have at least to take it: slots, blocks to finish in, the longest sequence.
+    pub(super) fn sizes_of(&self, manifest: &Manifest, max_output_tokens: u32) -> (Need, u64, u64) {
         let block = self.config.block_size_tokens;
         let need = Need { slots: u32::from(manifest.sequences), prefill_tokens: 1, blocks: 0 };
         let finish = Manifest::need_blocks(manifest.input_tokens, max_output_tokens, manifest.sequences, block);
-        let longest = u64::from(manifest.input_tokens) + u64::from(max_output_tokens);
-        self.replicas.iter().any(|(_, replica)| replica.fits(&need, finish, longest))
+        (need, finish, u64::from(manifest.input_tokens) + u64::from(max_output_tokens))
     }
 
     /// Ends an arrival that holds nothing yet.

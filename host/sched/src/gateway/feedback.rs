@@ -6,6 +6,7 @@ use penstock_policy_api::{FirstToken, Placed, Preempted, ReplicaDown, ReplicaDra
 use super::State;
 use super::finish::End;
 use super::io::{GatewayEffect, GatewayEvent, ReplicaFacts};
+use super::migrate::MigrationCause;
 use super::overload::Edge;
 use super::replicas::Uncovered;
 use super::request::{Compute, Place};
@@ -132,6 +133,7 @@ impl State {
     fn progressed(&mut self, slot: u32, at: u32, progress: &Progress, cx: &mut Cx<'_>) {
         let now = self.now;
         let request = &mut self.requests.table[slot];
+        let had_emitted = request.has_emitted();
         let run = &mut request.run;
         run.started = true;
         run.prefill_tokens += u64::from(progress.prefill_tokens);
@@ -149,6 +151,10 @@ impl State {
             run.first_token_at = now;
             replica.inflight_prefill_tokens -= run.need.prefill_tokens;
         }
+        let first_ever = first && !had_emitted;
+        if first_ever {
+            request.first_token_at = now;
+        }
         if first && request.compute == Compute::Prefilling {
             let moved = request.move_to(Compute::Decoding);
             debug_assert!(moved, "a first token begins decoding");
@@ -162,7 +168,7 @@ impl State {
         flow.served.settled_tokens += settled;
         self.flows.tell_later(request.flow);
         self.watch.moved(now);
-        if first {
+        if first_ever {
             self.tell_first_token(slot, at, cx);
         }
     }
@@ -315,10 +321,11 @@ impl State {
         let fact = ReplicaDrain { replica_id: u64::from(replica.0), replica_epoch: epoch.0 };
         self.tell(fact.at(self.now.as_us()), cx);
         self.release_claims(at, cx);
+        self.migrate_all(at, cx);
         self.wants_dispatch = true;
     }
 
-    /// A replica is gone. Requests of which nothing was produced are placed again, the others end.
+    /// A replica is gone. Requests of which nothing was produced are placed again; the others go on elsewhere where that is allowed, else they end.
     pub(super) fn replica_down(&mut self, replica: ReplicaId, epoch: ReplicaEpoch, cx: &mut Cx<'_>) {
         let Some(at) = self.replicas.find(replica, epoch) else { return self.stale(cx) };
         self.replicas.drain(at);
@@ -349,6 +356,9 @@ impl State {
     /// Its replica is lost.
     fn lose(&mut self, slot: u32, cx: &mut Cx<'_>) {
         self.cancel_handoff(slot, cx);
+        if self.migrate(slot, MigrationCause::Lost, cx) {
+            return;
+        }
         let request = &mut self.requests.table[slot];
         let again = request.place.at_replica().is_some()
             && request.compute == Compute::Prefilling

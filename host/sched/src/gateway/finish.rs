@@ -118,7 +118,7 @@ impl State {
         let missed = self.has_missed(request, end.outcome);
         let (class, manifest) = (request.class, request.manifest.clone());
         let ttft =
-            if request.run.emitted { request.run.first_token_at.since(manifest.arrived).as_us() } else { u64::MAX };
+            if request.has_emitted() { request.first_token_at.since(manifest.arrived).as_us() } else { u64::MAX };
         self.digest.add(&[6, id.0, outcome_code(end.outcome)]);
         let admitted = self.requests.table[slot].flow != NONE;
         if admitted {
@@ -170,11 +170,11 @@ impl State {
     /// Did it end outside what was promised, as far as something was?
     fn has_missed(&self, request: &Request, outcome: Outcome) -> bool {
         let ttft_target = self.ttft_target(request);
-        let ttft_at = if request.run.emitted { request.run.first_token_at } else { self.now };
+        let ttft_at = request.first_token_at.min(self.now);
         let late = ttft_at.since(request.manifest.arrived) > ttft_target;
         let slow = request.manifest.slo_tpot.0 != u64::MAX && request.run.output_tokens > 1 && {
             let each = request.run.output_tokens / u64::from(request.manifest.sequences.max(1));
-            let spent = self.now.since(request.run.first_token_at).0;
+            let spent = self.now.since(request.first_token_at).0;
             spent > request.manifest.slo_tpot.0.saturating_mul(each.saturating_sub(1).max(1))
         };
         match outcome {

@@ -10,6 +10,7 @@ use penstock_base::{
 
 use penstock_policy_api::FallbackReason;
 
+use super::migrate::{MigrationCause, MigrationRefusal};
 use crate::handoff::{End, Fallback, LeaseTerms, Timing, Topology};
 use crate::message::{FromReplica, ToReplica, Usage};
 
@@ -221,6 +222,24 @@ pub enum GatewayEvent {
         /// How.
         end: End,
     },
+    /// A request with output behind it left its replica and goes on at another one.
+    Migrated {
+        /// Which.
+        request: RequestId,
+        /// Where it was.
+        from: ReplicaId,
+        /// Why.
+        cause: MigrationCause,
+    },
+    /// A request with output behind it would have had to leave its replica, and may not.
+    MigrationRefused {
+        /// Which.
+        request: RequestId,
+        /// Why it would have had to.
+        cause: MigrationCause,
+        /// Why not.
+        why: MigrationRefusal,
+    },
     /// Nothing moved for longer than the watchdog allows although work waits and a replica is ready.
     NoProgress,
     /// Something moved again after [`GatewayEvent::NoProgress`].
@@ -330,6 +349,8 @@ pub struct GatewayConfig {
     pub directory_keys_max: usize,
     /// Attempts of one request over lost replicas, the first included.
     pub attempts_max: u16,
+    /// How often a request with output behind it may go on at another replica, when its own is lost or drains. 0 is never.
+    pub migrations_max: u16,
     /// Blocks kept for each class.
     pub class_floor_blocks: [u64; ClassRank::COUNT],
     /// First-token target of each class; [`Duration::MAX`] is none.
@@ -427,6 +448,7 @@ impl Default for GatewayConfig {
             routing_rows: limits::ROUTING_ROWS_DEFAULT,
             directory_keys_max: 1 << 16,
             attempts_max: 3,
+            migrations_max: 0,
             class_floor_blocks: [0; ClassRank::COUNT],
             class_slo_ttft: [Duration::MAX; ClassRank::COUNT],
             class_sheddable: [true, true, true, false, false, false, false, false],

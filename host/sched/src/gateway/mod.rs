@@ -25,6 +25,7 @@ mod io;
 mod lead;
 mod ledger;
 mod list;
+mod migrate;
 mod observe;
 mod overload;
 mod place;
@@ -47,6 +48,7 @@ pub use io::{
     DeliveryEvent, GatewayConfig, GatewayEffect, GatewayEffects, GatewayEvent, GatewayInput, HandoffConfig, NO_REPLICA,
     RANKED_TOLD, ReplicaFacts, Reserves, RoutingMade, fallback_code,
 };
+pub use migrate::{MigrationCause, MigrationRefusal};
 pub use observe::{GatewayCounters, ReplicaView};
 pub use request::{Compute, Delivery};
 

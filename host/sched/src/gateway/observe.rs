@@ -37,6 +37,8 @@ pub struct GatewayCounters {
     pub kept_at_sender: u64,
     /// Requests that were to be, and went the whole path as a new attempt.
     pub handed_back: u64,
+    /// Requests with output behind them that went on at another replica.
+    pub migrated: u64,
 }
 
 /// One replica, as the gateway sees it.

@@ -59,7 +59,7 @@ impl State {
         request.wait.since = self.now;
         request.wait.skips = 0;
         let moved = request.move_to(Compute::Queued);
-        debug_assert!(moved, "only a request without output comes back");
+        debug_assert!(moved, "only a request that may go on elsewhere comes back");
         self.wait_again(slot, cx);
     }
 

@@ -17,7 +17,8 @@ use super::table::NONE;
 ///
 /// ```text
 /// ACCEPTED ──► QUEUED ──► PREFILLING ──► DECODING ──► COMPLETED
-///    │            ▲ └─────────┼ (refused by its replica, or lost with it before any token: back to QUEUED)
+///    │            ▲ ▲─────────┼─────────────┤ (it goes on at another replica, where that is allowed: back to QUEUED)
+///    │            │ └─────────┼ (refused by its replica, or lost with it before any token: back to QUEUED)
 ///    └────────────┴───────────┴──────────────┴─────► CANCELLED, FAILED      (PREFILLING may also complete: no token was asked for)
 /// ```
 ///
@@ -59,7 +60,7 @@ impl Compute {
             Self::Accepted => matches!(next, Self::Queued | Self::Cancelled | Self::Failed),
             Self::Queued => matches!(next, Self::Prefilling | Self::Cancelled | Self::Failed),
             Self::Prefilling => !matches!(next, Self::Accepted | Self::Prefilling),
-            Self::Decoding => matches!(next, Self::Completed | Self::Cancelled | Self::Failed),
+            Self::Decoding => matches!(next, Self::Queued | Self::Completed | Self::Cancelled | Self::Failed),
             Self::Completed | Self::Cancelled | Self::Failed => false,
         }
     }
@@ -175,6 +176,10 @@ pub(super) struct Request {
     pub expected_output_tokens: u32,
     /// 1 is the first; grows when its replica is lost.
     pub attempt: u16,
+    /// How often it went on at another replica with output behind it.
+    pub migrations: u16,
+    /// When its first token was confirmed, over all attempts; [`Instant::NEVER`] until then.
+    pub first_token_at: Instant,
     /// Compute axis.
     pub compute: Compute,
     /// Delivery axis; the driver moves it.
@@ -357,6 +362,8 @@ impl Request {
             delivery: Delivery::Connecting,
             place: Place::Deferred,
             tenant,
+            migrations: 0,
+            first_token_at: Instant::NEVER,
             flow: NONE,
             reserved_tokens: 0,
             deferrals: 0,
@@ -377,6 +384,11 @@ impl Request {
             self.compute = next;
         }
         legal
+    }
+
+    /// Has its client been sent something, as far as it is known here?
+    pub fn has_emitted(&self) -> bool {
+        self.first_token_at != Instant::NEVER
     }
 
     /// Time in the queue, all stays together.
@@ -412,7 +424,7 @@ mod tests {
     use super::*;
 
     /// Every legal move, written out from the diagram.
-    const LEGAL: [(Compute, Compute); 14] = {
+    const LEGAL: [(Compute, Compute); 15] = {
         use Compute::{Accepted, Cancelled, Completed, Decoding, Failed, Prefilling, Queued};
         [
             (Accepted, Queued),
@@ -426,6 +438,7 @@ mod tests {
             (Prefilling, Completed),
             (Prefilling, Cancelled),
             (Prefilling, Failed),
+            (Decoding, Queued),
             (Decoding, Completed),
             (Decoding, Cancelled),
             (Decoding, Failed),

@@ -182,7 +182,7 @@ fn decode_queue(from: &mut Reader<'_>) -> Result<Queue, DecodeError> {
 }
 
 impl GatewayCounters {
-    fn fields(&self) -> [u64; 14] {
+    fn fields(&self) -> [u64; 15] {
         [
             self.arrived,
             self.ended,
@@ -198,6 +198,7 @@ impl GatewayCounters {
             self.handed_off,
             self.kept_at_sender,
             self.handed_back,
+            self.migrated,
         ]
     }
 
@@ -221,6 +222,7 @@ impl GatewayCounters {
             handed_off: from.u64()?,
             kept_at_sender: from.u64()?,
             handed_back: from.u64()?,
+            migrated: from.u64()?,
         })
     }
 }
@@ -270,6 +272,8 @@ fn encode_request(request: &Request, out: &mut Writer) {
     out.u32(request.reserve_output_tokens);
     out.u32(request.expected_output_tokens);
     out.u16(request.attempt);
+    out.u16(request.migrations);
+    out.u64(request.first_token_at.0);
     out.u8(request.compute as u8);
     out.u8(request.delivery as u8);
     let (tag, replica) = match request.place {
@@ -305,6 +309,8 @@ fn decode_request(from: &mut Reader<'_>) -> Result<Request, DecodeError> {
         reserve_output_tokens: from.u32()?,
         expected_output_tokens: from.u32()?,
         attempt: from.u16()?,
+        migrations: from.u16()?,
+        first_token_at: Instant(from.u64()?),
         compute: Compute::ALL.get(usize::from(from.u8()?)).copied().ok_or(DecodeError::Invalid("compute state"))?,
         delivery: decode_delivery(from)?,
         place: match (from.u8()?, from.u32()?) {

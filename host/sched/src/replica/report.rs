@@ -201,6 +201,11 @@ impl Replica {
         sum
     }
 
+    /// Its load as of now, for a driver whose replica reports to nobody.
+    pub fn present_load(&self, now: Instant) -> Load {
+        self.load(now, &self.survey())
+    }
+
     fn load(&self, now: Instant, sum: &Survey) -> Load {
         let counts = self.kv.counts();
         Load {

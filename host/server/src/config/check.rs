@@ -136,6 +136,7 @@ impl Config {
         range("limits.request_timeout_ms", bounds.request_timeout_ms, 1..=86_400_000);
         range("limits.starve_ms", bounds.starve_ms, 1..=86_400_000);
         range("limits.no_progress_ms", bounds.no_progress_ms, 1_000..=86_400_000);
+        range("limits.migrations_max", u64::from(bounds.migrations_max), 0..=1_000);
         range("limits.quota_window_ms", bounds.quota_window_ms, 1_000..=86_400_000);
         range("limits.prompts_max", bounds.prompts_max as u64, 1..=1_024);
         let http = &self.http;

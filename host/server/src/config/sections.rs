@@ -286,6 +286,8 @@ pub struct LimitsConfig {
     pub starve_ms: u64,
     /// Nothing moved for this long although work waits: not ready.
     pub no_progress_ms: u64,
+    /// How often a stream may go on at another replica when its own is lost or drains; 0 is never.
+    pub migrations_max: u16,
     /// Length of a tenant's quota window.
     pub quota_window_ms: u64,
     /// Prompts in one completions call.
@@ -448,6 +450,7 @@ impl Default for LimitsConfig {
             request_timeout_ms: 600_000,
             starve_ms: 30_000,
             no_progress_ms: 30_000,
+            migrations_max: 0,
             quota_window_ms: 60_000,
             prompts_max: 32,
         }

@@ -132,6 +132,7 @@ fn happened(moment: &Moment) -> String {
         | Happened::Started { replica, .. }
         | Happened::Preempted { replica, .. }
         | Happened::Resumed { replica, .. }
+        | Happened::Migrated { from: replica }
         | Happened::ReplicaLost { replica } => at_replica(replica, &moment.what),
     }
 }
@@ -163,6 +164,9 @@ fn at_replica(replica: ReplicaId, what: &Happened) -> String {
         }
         Happened::Resumed { recomputed_tokens, .. } => {
             format!("goes on at replica {replica}; {recomputed_tokens} tokens are computed again")
+        }
+        Happened::Migrated { .. } => {
+            format!("leaves replica {replica} with output behind it, and goes on elsewhere")
         }
         _ => format!("replica {replica} was lost"),
     }
