@@ -2,8 +2,8 @@
 //!
 //! Rates are by the processor's time shared among the threads, so that a busy machine shows as little as possible; `wall` is by the clock.
 //!
-//! `cargo run --profile ci -p penstock-exec-cpu --example throughput -- MODEL.gguf [threads] [all|prefill] [int15|bf16]`; `prefill` ends after
-//! the prefill, `bf16` computes products of bfloat16.
+//! `cargo run --profile ci -p penstock-exec-cpu --example throughput -- MODEL.gguf [threads] [all|prefill] [int15|bf16] [private|shared]`;
+//! `prefill` ends after the prefill, `bf16` computes products of bfloat16, `shared` has the KV pool in a memfd.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const CONTEXT: usize = 128;
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let Some(path) = arguments.next() else {
-        eprintln!("usage: throughput MODEL.gguf [threads] [all|prefill] [int15|bf16]");
+        eprintln!("usage: throughput MODEL.gguf [threads] [all|prefill] [int15|bf16] [private|shared]");
         return;
     };
     let threads = arguments.next().and_then(|t| t.parse().ok()).unwrap_or(2);
@@ -33,6 +33,7 @@ fn main() {
             return;
         }
     };
+    let is_shared = arguments.next().is_some_and(|pool| pool == "shared");
     let numerics = Numerics { precision, ..Numerics::default() };
     let model = Model::open(Path::new(&path), &OpenOptions::default(), &mut |_, _| {}).expect("opens");
     let pool = Arc::new(ThreadPool::new(threads).expect("threads start"));
@@ -47,7 +48,9 @@ fn main() {
         numerics.products()
     );
     let blocks = 32 * (CONTEXT + 64) / 16;
-    let mut kv = KvPool::new(&budget, Forward::kv_shape(&cpu, 16, blocks)).expect("fits");
+    let shape = Forward::kv_shape(&cpu, 16, blocks);
+    let kv = if is_shared { KvPool::shared(&budget, shape, true) } else { KvPool::new(&budget, shape) };
+    let mut kv = kv.expect("fits");
     let mut forward = Forward::new(Arc::clone(&cpu));
     let vocab = cpu.config().vocab;
     let tables: Vec<Vec<u32>> =

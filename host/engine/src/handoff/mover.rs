@@ -55,7 +55,7 @@ pub(crate) enum MoverWake {
     Reset(ReplicaEpoch),
     /// The mover of a replica in another process, and how it is reached: descriptors of its endpoints, of one life of its process.
     Peer { replica: ReplicaId, life: u64, descriptors: Vec<Vec<u8>> },
-    /// This life of it is over.
+    /// A gateway has lost this life of it.
     PeerGone { replica: ReplicaId, life: u64 },
 }
 
@@ -232,7 +232,7 @@ impl<O: Outside> MoverLoop<O> {
             MoverWake::Peer { replica, life, descriptors } => {
                 self.peers.introduce((replica, life), &descriptors, &mut self.ends);
             }
-            MoverWake::PeerGone { replica, life } => self.peers.forget((replica, life), &mut self.ends),
+            MoverWake::PeerGone { replica, life } => self.peers.lose_sight((replica, life), &mut self.ends),
         }
     }
 

@@ -44,6 +44,8 @@ struct Row {
     told: String,
     /// When what is left of a lost connection is given up.
     abandon: Option<Instant>,
+    /// Somebody has lost sight of it. Its connection says whether it is there: it is forgotten with that.
+    is_out_of_sight: bool,
 }
 
 /// See the module.
@@ -67,11 +69,12 @@ impl Peers {
         if replica == self.me {
             return;
         }
-        if let Some(row) = self.rows.get(&replica) {
+        if let Some(row) = self.rows.get_mut(&replica) {
             if row.life >= life {
+                row.is_out_of_sight &= row.life > life;
                 return;
             }
-            self.forget((replica, row.life), ends);
+            self.forget(replica, ends);
         }
         if self.rows.len() >= PEERS_MAX {
             tracing::error!(replica = self.me.0, peer = replica.0, limit = PEERS_MAX, "no more movers are taken");
@@ -90,18 +93,26 @@ impl Peers {
         }
         let state = State::Resting { until: Instant::now() };
         let (failed, told) = (Vec::new(), String::new());
-        let row = Row { life, identity, theirs, failed, state, rest: REST_MIN, told, abandon: None };
+        let row =
+            Row { life, identity, theirs, failed, state, rest: REST_MIN, told, abandon: None, is_out_of_sight: false };
         self.rows.insert(replica, row);
         self.turn(Instant::now(), ends);
     }
 
-    /// This life of a mover is over: nothing more of it comes, and what is under way with it is done with.
-    pub fn forget(&mut self, (replica, life): (ReplicaId, u64), ends: &mut Ends) {
-        let Some(row) = self.rows.get(&replica).filter(|row| row.life <= life) else { return };
-        let identity = row.identity;
-        self.rows.remove(&replica);
+    /// A gateway has lost this life of a mover. Other gateways may still have it, so that one that is connected stays until that is lost.
+    pub fn lose_sight(&mut self, (replica, life): (ReplicaId, u64), ends: &mut Ends) {
+        let Some(row) = self.rows.get_mut(&replica).filter(|row| row.life <= life) else { return };
+        row.is_out_of_sight = true;
+        if !matches!(row.state, State::Up { .. }) {
+            self.forget(replica, ends);
+        }
+    }
+
+    /// Nothing more of it comes, and what is under way with it is done with.
+    fn forget(&mut self, replica: ReplicaId, ends: &mut Ends) {
+        let Some(row) = self.rows.remove(&replica) else { return };
         self.ways.remove(self.me, replica);
-        ends.iter_mut().for_each(|end| end.abandon(identity));
+        ends.iter_mut().for_each(|end| end.abandon(row.identity));
     }
 
     /// What another mover is called by the transports.
@@ -152,6 +163,9 @@ impl Peers {
                 row.state = State::Resting { until: now };
             }
             _ => return,
+        }
+        if row.is_out_of_sight {
+            return self.forget(replica, ends);
         }
         let text = format!("lost: {why}");
         self.ways.set(Way { from: self.me, to: replica, kind: None, why: text });

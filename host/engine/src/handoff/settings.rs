@@ -114,7 +114,8 @@ pub(super) fn endpoints(
 ) -> Result<Vec<Box<dyn Transport>>, EndpointError> {
     let mut ends: Vec<Box<dyn Transport>> = Vec::new();
     for kind in [Kind::Memfd, Kind::Nixl, Kind::Tcp].into_iter().filter(|kind| settings.allows(*kind)) {
-        let limits = Limits { silence_max: SILENCE_MAX, ..Limits::default() };
+        // As many operations as chunks that a sender has under way for all its transfers.
+        let limits = Limits { silence_max: SILENCE_MAX, ops_max: 256, ..Limits::default() };
         let setup = Setup { identity, regions: vec![region.clone()], is_guarded: true, limits };
         let end: Result<Box<dyn Transport>, TransportError> = match kind {
             Kind::Memfd if region.memory().memfd().is_some() => {

@@ -380,6 +380,31 @@ fn a_peer_that_dies_is_noticed_and_its_next_life_is_reached() {
 }
 
 #[test]
+fn a_peer_that_one_gateway_has_lost_is_reached_as_long_as_it_is_there() {
+    let (sender, mut receiver) = pair(&[Kind::Tcp]);
+    sender.until_connected(Kind::Tcp);
+    let (replica, life) = (receiver.me.replica, receiver.life);
+    let gone = || MoverWake::PeerGone { replica, life };
+    sender.mailbox.try_push(PEERS, gone()).expect("room");
+    for index in 0..3 {
+        write(&sender, index);
+        sender.passes_on(&receiver);
+        let (sent, arrived) = chunk(&receiver, index);
+        assert_eq!(sent, arrived);
+    }
+    assert_eq!(sender.kinds(), [Some(Kind::Tcp)]);
+    // When it really goes, it is forgotten at once.
+    receiver.end();
+    let start = StdInstant::now();
+    while !sender.kinds().is_empty() {
+        assert!(start.elapsed() < PATIENCE, "{:?}", sender.ways.all());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    sender.order(MoverOrder::Stop(TRANSFER));
+    assert!(matches!(sender.hears_of_handoff(), HandoffInput::Quiet(TRANSFER)));
+}
+
+#[test]
 fn the_next_kind_is_taken_when_one_does_not_come_about_and_the_reason_is_kept() {
     let kinds = [Kind::Memfd, Kind::Tcp];
     let (sender, receiver) = (Mover::new(1, 1, &kinds), Mover::new(2, 1, &kinds));
