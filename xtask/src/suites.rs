@@ -20,6 +20,8 @@ use counts::Counts;
 struct Setting {
     root: PathBuf,
     quick: bool,
+    /// The long run of faults.
+    faults: bool,
     /// Path of the demo model, when it could be had.
     model: Option<PathBuf>,
     /// Names of tests that failed, as their runners write them. They are said again at the end, where a reader of a long log looks.
@@ -61,7 +63,7 @@ const SUITES: &[Suite] = &[
 ];
 
 /// Runs the suites and fails when anything failed.
-pub fn run(quick: bool, only: Option<&str>) -> Result<()> {
+pub fn run(quick: bool, faults: bool, only: Option<&str>) -> Result<()> {
     let root = root()?;
     let model = packaged_models::demo().map_err(|fault| eprintln!("SKIPPED what needs the demo model: {fault:#}")).ok();
     if !quick && only.is_none_or(|part| "unit".contains(part)) {
@@ -78,7 +80,7 @@ pub fn run(quick: bool, only: Option<&str>) -> Result<()> {
         let _ = python::environment(&root, &root.join(end_to_end::REQUIREMENTS))
             .map_err(|fault| eprintln!("SKIPPED what needs Python: {fault:#}"));
     }
-    let setting = Setting { root, quick, model, failures: RefCell::default() };
+    let setting = Setting { root, quick, faults, model, failures: RefCell::default() };
     let mut total = Counts::default();
     let mut rows: Vec<(&str, Counts, Duration)> = Vec::new();
     for suite in SUITES {

@@ -39,6 +39,7 @@ pub fn run(setting: &Setting) -> Result<Counts> {
         .env("PYTHONUNBUFFERED", "1")
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("PENSTOCK_TEST_QUICK", if setting.quick { "1" } else { "" })
+        .env("PENSTOCK_TEST_FAULTS", if setting.faults { "1" } else { "" })
         .stdout(Stdio::piped());
     let mut child = command.spawn().context("run pytest")?;
     let output = BufReader::new(child.stdout.take().context("stdout is piped")?);
