@@ -243,6 +243,31 @@ fn replicas_share_weights_and_threads() {
 }
 
 /// A step that opens slot 0 with `prompt`, sets its blocks and samples behind it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_pool_in_a_memfd_computes_the_same_and_others_can_read_it() {
+    use std::os::unix::fs::FileExt as _;
+    let model = model(2);
+    let schedule = Schedule { chunk: 16, width: 4, preempt_every: 7, placement: 3 };
+    let mut private = executor(&model);
+    assert!(private.kv_memory().expect("it lets its KV be moved").memory.memfd().is_none());
+    for kv_resident in [false, true] {
+        let options = CpuOptions { kv_shared: true, kv_resident, ..options() };
+        let budget = MemoryBudget::new(1 << 30);
+        let mut shared = CpuExecutor::new(Arc::clone(&model), &options, &budget).expect("fits");
+        let expected = drive(&mut private, jobs(8), &schedule);
+        assert_eq!(drive(&mut shared, jobs(8), &schedule), expected);
+        // What another process would find there is what this one has.
+        let kv = shared.kv_memory().expect("it lets its KV be moved").memory;
+        let memfd = kv.memfd().expect("it lies in one").try_clone_to_owned().expect("a descriptor");
+        let mut bytes = vec![0; kv.bytes()];
+        std::fs::File::from(memfd).read_exact_at(&mut bytes, 0).expect("it is as long as the pool");
+        // SAFETY: nobody writes the pool now, and it is kept here.
+        let own = unsafe { std::slice::from_raw_parts(kv.base().as_ptr(), kv.bytes()) };
+        assert!(bytes == own && own.iter().any(|byte| *byte != 0));
+    }
+}
+
 fn opening(prompt: &[u32], params: SamplingParams) -> Step {
     let mut step = Step {
         plan: Plan { batch: BatchId(1), ..Plan::default() },

@@ -323,6 +323,12 @@ mod tests {
         assert!(other.set_len(2 << 20).is_err());
         other.rewind().expect("a file");
         assert!(other.write(&[7]).is_err(), "this kernel seals it against later writers");
+        // SAFETY: a shared mapping to read, of a file that cannot shrink; its owner writes it only before and after it is looked at.
+        let seen = unsafe { memmap2::Mmap::map(&other) }.expect("it can be mapped to read");
+        assert_eq!((seen.len(), seen[(2 << 20) + 4]), (4 << 20, 9));
+        drop(seen);
+        // SAFETY: it is not made.
+        assert!(unsafe { memmap2::MmapMut::map_mut(&other) }.is_err(), "and not to write");
         buffer[0] = 5;
         assert_eq!(buffer[0], 5, "its owner writes");
         assert!(budget.allocate_shared(1).is_err());
