@@ -1,8 +1,10 @@
-"""Starts and ends one server process, and reads what it shows of itself."""
+"""Starts and ends processes of each role, and reads what they show of themselves."""
 
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -20,6 +22,8 @@ def toml_value(value):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         return str(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + " }"
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -52,10 +56,13 @@ def run_to_end(*args, env=None, limit_s=60):
     return done.returncode, done.stdout, done.stderr
 
 
-class Server:
-    """A running server. Ended by SIGTERM to its own process id, and by SIGKILL to the same one when it does not end in time."""
+class Process:
+    """A running role of the binary. Ended by SIGTERM to its own process id, and by SIGKILL to the same one when it does not end in time."""
 
-    def __init__(self, folder: Path, *args, config=None, keys=None, model=None, env=None):
+    ROLE = "serve"
+    FLAGS = ("--listen", "127.0.0.1:0")
+
+    def __init__(self, folder: Path, *args, config=None, keys=None, model=None, env=None, wait=True):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.log_path = folder / "log"
@@ -67,22 +74,47 @@ class Server:
         config_path = folder / "penstock.toml"
         config_path.write_text(toml_text(sections))
         model = model or os.environ["PENSTOCK_DEMO_MODEL"]
-        flags = ["--config", config_path, "--listen", "127.0.0.1:0", "--model", model, "--served-model-name", MODEL_NAME]
+        flags = ["--config", config_path, "--model", model, "--served-model-name", MODEL_NAME, *self.FLAGS]
         self.log_file = open(self.log_path, "wb")
         self.process = subprocess.Popen(
-            command("serve", *flags, *args),
+            command(self.ROLE, *flags, *args),
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=self.log_file,
             stderr=self.log_file,
         )
         try:
-            self.port = self._wait_for_address()
-            self.url = f"http://127.0.0.1:{self.port}"
-            self._wait_for_health()
+            self._wait_until_it_listens()
+            if wait:
+                self.wait_for_health()
         except BaseException:
             self.kill()
             raise
+
+    def _wait_until_it_listens(self):
+        raise NotImplementedError
+
+    def _wait_for_address(self, pattern):
+        """The port in the first line that fits."""
+        deadline = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline:
+            found = re.search(pattern, self.log())
+            if found:
+                return int(found.group(1))
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the process ended with {self.process.returncode}:\n{self.log()}")
+            time.sleep(0.05)
+        raise RuntimeError(f"the process did not start in {START_LIMIT_S} s:\n{self.log()}")
+
+    def wait_for_health(self):
+        deadline = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline:
+            if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                return
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the process ended with {self.process.returncode}:\n{self.log()}")
+            time.sleep(0.05)
+        raise RuntimeError(f"the process is not healthy:\n{self.log()}")
 
     @property
     def pid(self):
@@ -90,25 +122,6 @@ class Server:
 
     def log(self):
         return self.log_path.read_text(errors="replace")
-
-    def _wait_for_address(self):
-        deadline = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < deadline:
-            found = re.search(r"serves \S+ on http://127\.0\.0\.1:(\d+)", self.log())
-            if found:
-                return int(found.group(1))
-            if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.log()}")
-            time.sleep(0.05)
-        raise RuntimeError(f"the server did not start in {START_LIMIT_S} s:\n{self.log()}")
-
-    def _wait_for_health(self):
-        deadline = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < deadline:
-            if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
-                return
-            time.sleep(0.05)
-        raise RuntimeError(f"the server is not healthy:\n{self.log()}")
 
     def admin_url(self):
         address = re.search(r'admin="?(127\.0\.0\.1:\d+)', self.log())
@@ -143,6 +156,10 @@ class Server:
             assert time.monotonic() < deadline, f"{text!r} is not in the log:\n{self.log()}"
             time.sleep(0.05)
 
+    def lines(self):
+        """The log without colours."""
+        return re.sub(r"\x1b\[[0-9;]*m", "", self.log()).splitlines()
+
     def kv_blocks(self):
         """Blocks of each replica's pool, as the log says when the server is ready."""
         return int(re.search(r" kv_blocks=(\d+) kv_dtype=", self.log()).group(1))
@@ -163,6 +180,111 @@ class Server:
                 return
             assert time.monotonic() < deadline, f"does not come to rest: {busy}\n{self.log()[-3000:]}"
             time.sleep(0.05)
+
+
+class Server(Process):
+    """Everything in one."""
+
+    def _wait_until_it_listens(self):
+        self.port = self._wait_for_address(r"serves \S+ on http://127\.0\.0\.1:(\d+)")
+        self.url = f"http://127.0.0.1:{self.port}"
+
+
+class Gateway(Server):
+    """The edge before workers. Healthy once a worker is there."""
+
+    ROLE = "gateway"
+
+    def cluster(self):
+        """What it tells operators of its workers, by name, and of discovery."""
+        shown = httpx.get(f"{self.admin_url()}/replicas", timeout=10).json()["cluster"]
+        return {worker["worker"]: worker for worker in shown["workers"]}, shown["discovery"]
+
+    def wait_for_workers(self, count, limit_s=START_LIMIT_S):
+        """Waits until so many are connected and have said how much they take."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            workers, _ = self.cluster()
+            loads = httpx.get(f"{self.url}/v1/loads", timeout=10).json()["loads"]
+            ready = sum(load["state"] == "ready" and load["max_total_num_tokens"] > 0 for load in loads)
+            connected = sum(worker["connection"] == "connected" for worker in workers.values())
+            if connected == count == ready:
+                return
+            assert time.monotonic() < deadline, f"{connected} of {count} workers: {workers}\n{self.log()[-3000:]}"
+            time.sleep(0.05)
+
+
+class Worker(Process):
+    """One replica behind gateways. `control` is where they call it."""
+
+    ROLE = "worker"
+    FLAGS = (
+        *("--listen", "127.0.0.1:0", "--control-listen", "127.0.0.1:0", "--kv-blocks", "300"),
+        *("--threads", "1", "--policies", "native"),
+    )
+
+    def _wait_until_it_listens(self):
+        self.port = self._wait_for_address(r"probes.{0,12}=.{0,12}127\.0\.0\.1:(\d+)")
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    @property
+    def control(self):
+        port = self._wait_for_address(r"for gateways at 127\.0\.0\.1:(\d+)")
+        return f"127.0.0.1:{port}"
+
+
+class Etcd:
+    """A real etcd of the test's own on loopback, which can be killed and started again."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.client, self.peer = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.client}"
+        self.process = None
+        self.start()
+
+    @staticmethod
+    def program():
+        """`PENSTOCK_ETCD`, what `cargo xtask etcd` fetched, or one on the path."""
+        fetched = Path(os.environ["PENSTOCK_BIN"]).resolve().parents[1] / "etcd/usr/bin/etcd"
+        named = os.environ.get("PENSTOCK_ETCD")
+        found = [named, fetched if fetched.is_file() else None, shutil.which("etcd")]
+        return next((path for path in found if path), None)
+
+    def start(self):
+        peers = f"http://127.0.0.1:{self.peer}"
+        self.process = subprocess.Popen(
+            [
+                *(self.program(), "--data-dir", self.folder / "data", "--name", "default", "--log-level", "error"),
+                *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
+                *("--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers),
+                *("--initial-cluster", f"default={peers}"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=open(self.folder / "log", "ab"),
+        )
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                if httpx.get(f"{self.url}/health", timeout=2).json().get("health") == "true":
+                    return
+            except httpx.HTTPError:
+                pass
+            assert self.process.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()
+            time.sleep(0.1)
+
+    def kill(self):
+        """As `kill -9` does."""
+        self.process.kill()
+        self.process.wait()
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 class Metrics:

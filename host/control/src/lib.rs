@@ -22,7 +22,7 @@ use bytes::Bytes;
 pub use conversation::{Conversation, Link};
 pub use dial::{DialError, DialSettings, dial};
 pub use limits::Limits;
-pub use listen::{ListenSettings, Listening, listen};
+pub use listen::{ListenSettings, Listening, listen, listen_on};
 pub use session::{ConnectionId, Effect, End, Ended, Frame, NotSent, Session};
 pub use wire::{Refusal, VERSION};
 

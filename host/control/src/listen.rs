@@ -73,11 +73,18 @@ impl Drop for Listening {
 /// # Errors
 /// When the address cannot be had, or the identity's greeting is over 64 KiB.
 pub async fn listen(address: SocketAddr, settings: ListenSettings) -> std::io::Result<Listening> {
+    listen_on(TcpListener::bind(address).await?, settings)
+}
+
+/// As [`listen`], at a socket that listens already. To be called inside a tokio runtime.
+///
+/// # Errors
+/// When the identity's greeting is over 64 KiB.
+pub fn listen_on(listener: TcpListener, settings: ListenSettings) -> std::io::Result<Listening> {
     if !settings.identity.has_short_greeting() {
         let why = format!("the greeting is over {GREETING_BYTES_MAX} bytes: say less in it");
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
     }
-    let listener = TcpListener::bind(address).await?;
     let address = listener.local_addr()?;
     let (accepted, conversations) = mpsc::channel(settings.sessions_max.max(1));
     let (stop, stopped) = oneshot::channel::<()>();

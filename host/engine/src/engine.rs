@@ -358,13 +358,13 @@ impl Engine {
     }
 
     /// Gives a worker's replica no new work from now on; what it has goes on. For one that is about to end. It takes work again when it has joined
-    /// anew.
-    pub fn hold(&self, replica: ReplicaId) {
+    /// anew. False where the gateway does not know it yet, or has no room to hear it now: try again.
+    pub fn hold(&self, replica: ReplicaId) -> bool {
         let known = self.status().replicas.into_iter().find(|known| known.replica == replica);
-        if let Some(epoch) = known.map(|known| known.epoch) {
-            let wake = GatewayWake::ReplicaDrain { replica, epoch };
-            let _ = self.wiring.gateway.try_push(gateway_loop::CONTROL, wake);
-        }
+        known.is_some_and(|known| {
+            let wake = GatewayWake::ReplicaDrain { replica, epoch: known.epoch };
+            self.wiring.gateway.try_push(gateway_loop::CONTROL, wake).is_ok()
+        })
     }
 
     pub(crate) fn wiring(&self) -> &Arc<Wiring> {

@@ -59,6 +59,20 @@ impl Default for CpuOptions {
 }
 
 impl CpuOptions {
+    /// The sizes of an executor with these options, which whoever only sends it requests must know too.
+    pub fn geometry(&self, config: &ModelConfig, kv_dtype: KvDtype) -> Geometry {
+        let shape = Forward::kv_shape_of(config, kv_dtype, self.block_size_tokens as usize, 1);
+        Geometry {
+            block_size_tokens: self.block_size_tokens,
+            blocks: self.kv_blocks,
+            kv_token_bytes: shape.token_bytes().unwrap_or_default() as u64,
+            slots: self.slots,
+            step_tokens_max: self.step_tokens_max,
+            context_tokens_max: self.context_tokens(config),
+            vocabulary: u32::try_from(config.vocab).unwrap_or(u32::MAX),
+        }
+    }
+
     /// Longest sequence of a model.
     pub(crate) fn context_tokens(&self, config: &ModelConfig) -> u32 {
         let context = u32::try_from(config.context_length).unwrap_or(u32::MAX);
@@ -140,15 +154,7 @@ impl CpuExecutor {
             (false, true) => KvPool::new(budget, shape)?,
             (false, false) => KvPool::on_use(budget, shape)?,
         };
-        let geometry = Geometry {
-            block_size_tokens: options.block_size_tokens,
-            blocks: options.kv_blocks,
-            kv_token_bytes: shape.token_bytes().unwrap_or_default() as u64,
-            slots: options.slots,
-            step_tokens_max: options.step_tokens_max,
-            context_tokens_max: options.context_tokens(config),
-            vocabulary: u32::try_from(config.vocab).unwrap_or(u32::MAX),
-        };
+        let geometry = options.geometry(config, shape.dtype);
         let (room, vocab) = (options.room(config), config.vocab);
         let samplers =
             (0..options.samplers(model.threads().threads())).map(|_| Sampler::with_room(model.tier(), vocab));

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
-use crate::config::{AdminListen, Config, Faults, KvDtype, PackedCacheMode, Precision, StateDir};
+use crate::config::{
+    AdminListen, Config, DiscoveryAt, Faults, Job, KvDtype, PackedCacheMode, Precision, StateDir, WorkerRole,
+};
 use crate::journal::VerifyArgs;
 use crate::policies::command::PolicyArgs;
 
@@ -33,8 +35,34 @@ Examples:
 
 Signals: SIGTERM and SIGINT drain (not ready, no new work, streams finish within the grace), SIGHUP reads the key file again.")]
     Serve(ServeArgs),
+    /// Answer the HTTP API before workers that compute: in a cluster, one or several gateways and any number of workers.
+    #[command(after_help = "\
+Examples:
+  penstock gateway --worker 127.0.0.1:8200 --worker 127.0.0.1:8201     two workers, named one by one
+  penstock gateway --discovery folder:/mnt/penstock --token-file token workers that make themselves known in a folder
+  penstock gateway --discovery etcd:http://10.0.0.1:2379 --token-file token
+  penstock gateway --config penstock.toml                              everything else as for serve
+
+It opens the model for its tokenizer and its identity, and loads no weights. Workers of another model, precision or block size are refused.
+
+Signals: SIGTERM and SIGINT drain (not ready, no new work, streams finish within the grace), SIGHUP reads the key file again.")]
+    Gateway(GatewayArgs),
+    /// Compute for gateways: one replica, which makes itself known and waits to be called.
+    #[command(after_help = "\
+Examples:
+  penstock worker                                                      whole requests, for gateways on this machine
+  penstock worker --role prefill --discovery etcd:http://10.0.0.1:2379 --token-file token \\
+      --control-listen 0.0.0.0:8200 --control-advertise worker-1:8200 --listen 0.0.0.0:8000
+  penstock worker --role decode --control-listen 127.0.0.1:8201 --listen 127.0.0.1:8010
+  penstock worker --label zone=a --label host=worker-1                 where it stands, for hand-offs that should stay near
+
+Its HTTP listener has /live, /health and /metrics; its admin listener is that of serve.
+
+Signals: SIGTERM and SIGINT drain in order (known as draining, no new work, running work finishes within the grace, computed prompts are
+fetched, sessions close, the registration goes); a second one ends the process at once.")]
+    Worker(WorkerArgs),
     /// Print the effective configuration, with every key and its value, and check it.
-    Config(ServeArgs),
+    Config(ConfigArgs),
     /// Load, activate, roll back, list and explain the policies of a running server.
     #[command(after_help = "\
 Examples:
@@ -83,9 +111,9 @@ pub enum Page {
     Metrics,
 }
 
-/// Flags of `serve` and `config`.
+/// Flags that every role has.
 #[derive(Clone, Debug, Default, Args)]
-pub struct ServeArgs {
+pub struct SharedArgs {
     /// Configuration file.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -95,10 +123,7 @@ pub struct ServeArgs {
     /// Name of the model in the API [default: from the path].
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
-    /// Packed weights of earlier starts: read into huge pages (copy), mapped and shared among processes (map), or neither read nor written (off) [default: copy].
-    #[arg(long, value_name = "MODE", value_enum, hide_possible_values = true)]
-    pub packed_cache: Option<PackedCacheMode>,
-    /// Address to listen on [default: 127.0.0.1:8000].
+    /// Address to listen on; a worker has its probes and metrics there [default: 127.0.0.1:8000].
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<SocketAddr>,
     /// Address of the admin listener (configuration, replicas, policies), or `off` [default: loopback, one port above the API's].
@@ -119,30 +144,9 @@ pub struct ServeArgs {
     /// Folder for the journal: what the machines did, to be replayed and verified [default: none].
     #[arg(long, value_name = "DIR")]
     pub journal: Option<PathBuf>,
-    /// Replicas in this process; they share weights and threads [default: 1].
-    #[arg(long, value_name = "N")]
-    pub replicas: Option<u32>,
-    /// Replicas that compute prompts, and hand what they have computed to the ones of --decode [default: none].
-    #[arg(long, value_name = "N", requires = "decode", conflicts_with = "replicas")]
-    pub prefill: Option<u32>,
-    /// Replicas that decode what the ones of --prefill computed [default: none].
-    #[arg(long, value_name = "N", requires = "prefill", conflicts_with = "replicas")]
-    pub decode: Option<u32>,
-    /// Compute threads [default: one a core].
-    #[arg(long, value_name = "N")]
-    pub threads: Option<usize>,
     /// Instruction set of the kernels; all give the same tokens, but for --precision bf16 [default: $PENSTOCK_CPU_TIER, else the fastest of this machine].
     #[arg(long, value_name = "NAME")]
     pub cpu_tier: Option<String>,
-    /// Keep each compute thread to a core of its own; there must be as many cores as threads [default: threads move freely].
-    #[arg(long)]
-    pub pin_threads: bool,
-    /// KV blocks of each replica, 16 tokens each; 0 is as many as fit [default: 0].
-    #[arg(long, value_name = "N")]
-    pub kv_blocks: Option<u32>,
-    /// Most memory that the process may use; 0 is what the control group or the machine allows [default: 0].
-    #[arg(long, value_name = "BYTES")]
-    pub memory_bytes: Option<u64>,
     /// Longest sequence, prompt and output together; 0 is the model's context [default: 0].
     #[arg(long, value_name = "N")]
     pub context_tokens: Option<u32>,
@@ -152,52 +156,258 @@ pub struct ServeArgs {
     /// How keys and values are held: int8 takes about half the memory, so that twice the blocks fit, and changes answers a little [default: bf16].
     #[arg(long, value_name = "DTYPE")]
     pub kv_dtype: Option<KvDtype>,
-    /// Key file that maps API keys to tenants [default: one open tenant].
-    #[arg(long, value_name = "FILE")]
-    pub keys: Option<PathBuf>,
-    /// Steps in flight: 1 or 2 [default: 2].
-    #[arg(long, value_name = "N")]
-    pub overlap: Option<usize>,
     /// How long streams may finish after SIGTERM [default: 30].
     #[arg(long, value_name = "SECONDS")]
     pub drain_grace: Option<u64>,
 }
 
-impl ServeArgs {
-    /// File, then flags.
+/// Flags of whoever computes.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ComputeArgs {
+    /// Packed weights of earlier starts: read into huge pages (copy), mapped and shared among processes (map), or neither read nor written (off) [default: copy].
+    #[arg(long, value_name = "MODE", value_enum, hide_possible_values = true)]
+    pub packed_cache: Option<PackedCacheMode>,
+    /// Compute threads [default: one a core].
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Keep each compute thread to a core of its own; there must be as many cores as threads [default: threads move freely].
+    #[arg(long)]
+    pub pin_threads: bool,
+    /// KV blocks of each replica, 16 tokens each; 0 is as many as fit [default: 0].
+    #[arg(long, value_name = "N")]
+    pub kv_blocks: Option<u32>,
+    /// Most memory that the process may use; 0 is what the control group or the machine allows [default: 0].
+    #[arg(long, value_name = "BYTES")]
+    pub memory_bytes: Option<u64>,
+    /// Steps in flight: 1 or 2 [default: 2].
+    #[arg(long, value_name = "N")]
+    pub overlap: Option<usize>,
+}
+
+/// Flags of whoever has clients.
+#[derive(Clone, Debug, Default, Args)]
+pub struct EdgeArgs {
+    /// Key file that maps API keys to tenants [default: one open tenant].
+    #[arg(long, value_name = "FILE")]
+    pub keys: Option<PathBuf>,
+}
+
+/// Flags of gateways and workers.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ClusterArgs {
+    /// Name of this process in the cluster, the same over restarts [default: host and port; in Kubernetes the pod's].
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Where workers make themselves known: memory, folder:PATH, etcd:http://HOST:PORT,.. or kubernetes [default: memory, which is nowhere].
+    #[arg(long, value_name = "WHERE")]
+    pub discovery: Option<DiscoveryAt>,
+    /// File with the token that gateways and workers show each other; needed away from loopback [default: none].
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Where this process stands, for hand-offs that should stay near; may be repeated [default: none].
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub label: Vec<String>,
+}
+
+/// Flags of `serve`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    shared: SharedArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+    #[command(flatten)]
+    edge: EdgeArgs,
+    /// Replicas in this process; they share weights and threads [default: 1].
+    #[arg(long, value_name = "N")]
+    replicas: Option<u32>,
+    /// Replicas that compute prompts, and hand what they have computed to the ones of --decode [default: none].
+    #[arg(long, value_name = "N", requires = "decode", conflicts_with = "replicas")]
+    prefill: Option<u32>,
+    /// Replicas that decode what the ones of --prefill computed [default: none].
+    #[arg(long, value_name = "N", requires = "prefill", conflicts_with = "replicas")]
+    decode: Option<u32>,
+}
+
+/// Flags of `gateway`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct GatewayArgs {
+    #[command(flatten)]
+    shared: SharedArgs,
+    #[command(flatten)]
+    edge: EdgeArgs,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// A worker's control address, for one that is not found by discovery; may be repeated [default: none].
+    #[arg(long, value_name = "HOST:PORT")]
+    worker: Vec<String>,
+}
+
+/// Flags of `worker`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct WorkerArgs {
+    #[command(flatten)]
+    shared: SharedArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    #[command(flatten)]
+    place: WorkerPlaceArgs,
+}
+
+/// What a worker is and where gateways reach it.
+#[derive(Clone, Debug, Default, Args)]
+pub struct WorkerPlaceArgs {
+    /// What it does: whole requests, prompts for others, or decoding what others prefilled [default: unified].
+    #[arg(long, value_name = "ROLE", value_enum)]
+    role: Option<WorkerRole>,
+    /// Where it listens for gateways; away from loopback it needs --token-file [default: 127.0.0.1:8200].
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    control_listen: Option<SocketAddr>,
+    /// Address by which gateways reach it [default: where it listens].
+    #[arg(long, value_name = "HOST:PORT")]
+    control_advertise: Option<String>,
+}
+
+/// Flags of `config`: those of every role.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ConfigArgs {
+    #[command(flatten)]
+    serve: ServeArgs,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    #[command(flatten)]
+    place: WorkerPlaceArgs,
+    /// A worker's control address; may be repeated [default: none].
+    #[arg(long, value_name = "HOST:PORT")]
+    worker: Vec<String>,
+    /// Check it for this role as well [default: serve].
+    #[arg(long = "for", value_name = "ROLE", value_enum)]
+    job: Option<Job>,
+}
+
+/// Flags that end up in a configuration.
+pub trait Configures {
+    /// The file, then the flags, then the checks.
     ///
     /// # Errors
-    /// Every fault of both.
-    pub fn effective(&self) -> Result<Config, Faults> {
-        let (mut config, mut faults) = crate::config::read(self.config.as_deref());
-        let args = self.clone();
-        set(&mut config.model.path, args.model);
-        set(&mut config.model.packed_cache, args.packed_cache);
-        config.replicas.pin_threads |= args.pin_threads;
-        set(&mut config.server.listen, args.listen);
-        set(&mut config.replicas.count, args.replicas);
-        set(&mut config.replicas.prefill, args.prefill);
-        set(&mut config.replicas.decode, args.decode);
-        set(&mut config.replicas.threads, args.threads);
-        set(&mut config.replicas.cpu_tier, args.cpu_tier.or_else(tier_of_environment));
-        set(&mut config.replicas.kv_blocks, args.kv_blocks);
-        set(&mut config.replicas.memory_bytes, args.memory_bytes);
-        set(&mut config.replicas.context_tokens, args.context_tokens);
-        set(&mut config.replicas.precision, args.precision);
-        set(&mut config.replicas.kv_dtype, args.kv_dtype);
-        set(&mut config.replicas.overlap, args.overlap);
-        set(&mut config.server.drain_grace_s, args.drain_grace);
-        config.model.name = args.served_model_name.or(config.model.name);
-        set(&mut config.server.admin_listen, args.admin_listen);
-        config.server.admin_token_file = args.admin_token_file.or(config.server.admin_token_file);
-        config.policy.set = args.policies.or(config.policy.set);
-        config.policy.dir = args.policy_dir.or(config.policy.dir);
-        set(&mut config.policy.state_dir, args.state_dir);
-        config.journal.dir = args.journal.or(config.journal.dir);
-        config.server.keys = args.keys.or(config.server.keys);
-        config.name_all_classes();
-        faults.extend(config.check());
-        if faults.is_empty() { Ok(config) } else { Err(faults) }
+    /// Every fault of all three.
+    fn effective(&self) -> Result<Config, Faults>;
+}
+
+fn settle(shared: &SharedArgs, job: Job, flags: impl FnOnce(&mut Config)) -> Result<Config, Faults> {
+    let (mut config, mut faults) = crate::config::read(shared.config.as_deref());
+    shared.clone().put(&mut config);
+    flags(&mut config);
+    config.name_all_classes();
+    faults.extend(config.check());
+    faults.extend(config.check_as(job));
+    if faults.is_empty() { Ok(config) } else { Err(faults) }
+}
+
+impl Configures for ServeArgs {
+    fn effective(&self) -> Result<Config, Faults> {
+        settle(&self.shared, Job::Serve, |config| self.clone().put(config))
+    }
+}
+
+impl Configures for GatewayArgs {
+    fn effective(&self) -> Result<Config, Faults> {
+        let Self { shared, edge, cluster, worker } = self.clone();
+        settle(&shared, Job::Gateway, |config| {
+            edge.put(config);
+            cluster.put(config);
+            set_list(&mut config.cluster.workers, worker);
+        })
+    }
+}
+
+impl Configures for WorkerArgs {
+    fn effective(&self) -> Result<Config, Faults> {
+        let Self { shared, compute, cluster, place } = self.clone();
+        settle(&shared, Job::Worker, |config| {
+            compute.put(config);
+            cluster.put(config);
+            place.put(config);
+        })
+    }
+}
+
+impl Configures for ConfigArgs {
+    fn effective(&self) -> Result<Config, Faults> {
+        let Self { serve, cluster, place, worker, job } = self.clone();
+        settle(&serve.shared.clone(), job.unwrap_or(Job::Serve), |config| {
+            serve.put(config);
+            cluster.put(config);
+            place.put(config);
+            set_list(&mut config.cluster.workers, worker);
+        })
+    }
+}
+
+impl SharedArgs {
+    fn put(self, config: &mut Config) {
+        set(&mut config.model.path, self.model);
+        config.model.name = self.served_model_name.or(config.model.name.take());
+        set(&mut config.server.listen, self.listen);
+        set(&mut config.server.admin_listen, self.admin_listen);
+        set_some(&mut config.server.admin_token_file, self.admin_token_file);
+        set(&mut config.server.drain_grace_s, self.drain_grace);
+        set_some(&mut config.policy.set, self.policies);
+        set_some(&mut config.policy.dir, self.policy_dir);
+        set(&mut config.policy.state_dir, self.state_dir);
+        set_some(&mut config.journal.dir, self.journal);
+        set(&mut config.replicas.cpu_tier, self.cpu_tier.or_else(tier_of_environment));
+        set(&mut config.replicas.context_tokens, self.context_tokens);
+        set(&mut config.replicas.precision, self.precision);
+        set(&mut config.replicas.kv_dtype, self.kv_dtype);
+    }
+}
+
+impl ComputeArgs {
+    fn put(self, config: &mut Config) {
+        set(&mut config.model.packed_cache, self.packed_cache);
+        set(&mut config.replicas.threads, self.threads);
+        config.replicas.pin_threads |= self.pin_threads;
+        set(&mut config.replicas.kv_blocks, self.kv_blocks);
+        set(&mut config.replicas.memory_bytes, self.memory_bytes);
+        set(&mut config.replicas.overlap, self.overlap);
+    }
+}
+
+impl EdgeArgs {
+    fn put(self, config: &mut Config) {
+        set_some(&mut config.server.keys, self.keys);
+    }
+}
+
+impl ServeArgs {
+    fn put(self, config: &mut Config) {
+        self.compute.put(config);
+        self.edge.put(config);
+        set(&mut config.replicas.count, self.replicas);
+        set(&mut config.replicas.prefill, self.prefill);
+        set(&mut config.replicas.decode, self.decode);
+    }
+}
+
+impl ClusterArgs {
+    fn put(self, config: &mut Config) {
+        let cluster = &mut config.cluster;
+        set_some(&mut cluster.name, self.name);
+        set(&mut cluster.discovery, self.discovery);
+        set_some(&mut cluster.token_file, self.token_file);
+        set_list(&mut cluster.labels, self.label);
+    }
+}
+
+impl WorkerPlaceArgs {
+    fn put(self, config: &mut Config) {
+        let cluster = &mut config.cluster;
+        set(&mut cluster.role, self.role);
+        set(&mut cluster.control_listen, self.control_listen);
+        set_some(&mut cluster.control_advertise, self.control_advertise);
     }
 }
 
@@ -210,5 +420,18 @@ fn tier_of_environment() -> Option<String> {
 fn set<T>(value: &mut T, flag: Option<T>) {
     if let Some(flag) = flag {
         *value = flag;
+    }
+}
+
+fn set_some<T>(value: &mut Option<T>, flag: Option<T>) {
+    if flag.is_some() {
+        *value = flag;
+    }
+}
+
+/// A list on the command line takes the place of the file's.
+fn set_list<T>(value: &mut Vec<T>, flags: Vec<T>) {
+    if !flags.is_empty() {
+        *value = flags;
     }
 }

@@ -3,10 +3,14 @@
 //! All faults of a file are reported at once, each with its place and the remedy.
 
 mod check;
+mod check_cluster;
+mod cluster;
 mod kv_events;
 mod sections;
 
 pub use check::Faults;
+pub use check_cluster::Job;
+pub use cluster::{DiscoveryAt, FallbackTo, Near, TransferKind, WorkerRole, pair};
 pub use sections::{AdminListen, ClassConfig, Config, KvDtype, ObjectiveConfig, PackedCacheMode, Precision, StateDir};
 
 use std::path::Path;

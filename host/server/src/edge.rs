@@ -38,7 +38,7 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post, put};
 
-use error::ApiError;
+pub use error::ApiError;
 
 /// The public API.
 pub fn api(app: Arc<App>) -> Router {

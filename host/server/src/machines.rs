@@ -7,9 +7,10 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, bail, ensure};
 use penstock_base::{ClassRank, Duration, limits};
 use penstock_engine::{
-    DecisionsConfig, EngineConfig, EngineLimits, HandoffSetup, JournalConfig, ServedModel, Vocabulary,
+    DecisionsConfig, EngineConfig, EngineLimits, HandoffSetup, JournalConfig, NixlTransfer, ServedModel, TransferKind,
+    TransferSettings, Vocabulary,
 };
-use penstock_exec::Executor;
+use penstock_exec::{Executor, Geometry};
 use penstock_exec_cpu::{
     CpuExecutor, CpuModel, CpuOptions, Demand, KvDtype, MemoryBudget, Numerics, PackedCache, PackedMode, PackedOutcome,
     Precision, ThreadPool, Tier, packed_places,
@@ -17,9 +18,10 @@ use penstock_exec_cpu::{
 use penstock_hub::{Said, Settings, Source};
 use penstock_model::{Model, OpenOptions, Tokenizer, cache_dir};
 use penstock_sched::gateway::{GatewayConfig, HandoffConfig};
+use penstock_sched::handoff::{Fallback, LeaseTerms, Timing, Topology};
 use penstock_sched::replica::ReplicaConfig;
 
-use crate::config::{self, Config, PackedCacheMode};
+use crate::config::{self, Config, FallbackTo, Near, PackedCacheMode, WorkerRole};
 use crate::memory::{self, Memory, Needs};
 
 /// A model on this disk.
@@ -115,8 +117,14 @@ fn options(config: &Config) -> CpuOptions {
         context_tokens_max: config.replicas.context_tokens,
         // Whoever names a number gets it at once; a pool as large as fits would take memory that nobody may ever use.
         kv_resident: config.replicas.kv_blocks != 0,
-        kv_shared: false,
+        kv_shared: is_kv_shared(config),
     }
+}
+
+/// Does the KV pool lie where other processes of the host can read? Only that of a worker that hands off, where it may.
+fn is_kv_shared(config: &Config) -> bool {
+    let kinds = &config.transfer.kinds;
+    config.cluster.role != WorkerRole::Unified && (kinds.is_empty() || kinds.contains(&config::TransferKind::Memfd))
 }
 
 fn threads(config: &Config) -> usize {
@@ -244,21 +252,86 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
         build: crate::journal::own_build(),
     });
     let replica = replica_config(config);
-    let handoff = (config.replicas.prefill > 0).then(|| HandoffSetup {
-        prefill: config.replicas.prefill,
-        gateway: HandoffConfig { prefill_tokens_min: config.replicas.handoff_tokens_min, ..HandoffConfig::default() },
-    });
+    let handoff = (config.replicas.prefill > 0)
+        .then(|| HandoffSetup { prefill: config.replicas.prefill, gateway: handoff_config(config) });
     let kv_events = config.kv_events.settings();
     Ok(EngineConfig {
         gateway,
         replica,
         handoff,
+        transfer: transfer_settings(config),
         limits: bounds,
         decisions,
         journal,
         kv_events,
         ..EngineConfig::default()
     })
+}
+
+/// How KV gets to other workers.
+fn transfer_settings(config: &Config) -> TransferSettings {
+    let section = &config.transfer;
+    let pairs = |list: &[String]| {
+        let pairs = list.iter().filter_map(|text| config::pair(text));
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    };
+    let defaults = TransferSettings::default();
+    TransferSettings {
+        kinds: section.kinds.iter().map(|kind| kind_of(*kind)).collect(),
+        tcp_bind: section.tcp_listen,
+        tcp_advertise: section.tcp_advertise,
+        memfd_dir: section.memfd_dir.clone().unwrap_or(defaults.memfd_dir),
+        nixl: NixlTransfer {
+            bind: section.nixl_listen,
+            advertise: section.nixl_advertise,
+            library_dir: section.nixl_library_dir.clone(),
+            plugin: section.nixl_plugin.clone(),
+            plugin_parameters: pairs(&section.nixl_parameters),
+            environment: pairs(&section.nixl_environment),
+        },
+    }
+}
+
+fn kind_of(kind: config::TransferKind) -> TransferKind {
+    match kind {
+        config::TransferKind::Memfd => TransferKind::Memfd,
+        config::TransferKind::Nixl => TransferKind::Nixl,
+        config::TransferKind::Tcp => TransferKind::Tcp,
+    }
+}
+
+/// When a hand-off is worth it, and how long each part of it may take.
+pub fn handoff_config(config: &Config) -> HandoffConfig {
+    let ms = Duration::from_ms;
+    let section = &config.handoff;
+    HandoffConfig {
+        timing: Timing {
+            repeat: ms(section.repeat_ms),
+            reserve: ms(section.reserve_ms),
+            open: ms(section.open_ms),
+            bootstrap: ms(section.bootstrap_ms),
+            waiting: ms(section.waiting_ms),
+            transfer: ms(section.transfer_ms),
+            settle: ms(section.settle_ms),
+        },
+        leases: LeaseTerms {
+            hold: ms(section.hold_lease_ms),
+            write: ms(section.write_lease_ms),
+            grace: ms(section.grace_ms),
+        },
+        transfers: section.transfers_max,
+        prefill_tokens_min: config.replicas.handoff_tokens_min,
+        topology: match config.cluster.near {
+            Near::Any => Topology::Any,
+            Near::Preferred => Topology::Preferred,
+            Near::Required => Topology::Required,
+        },
+        fallback: match section.fallback {
+            FallbackTo::Sender => Fallback::AtSender,
+            FallbackTo::Anew => Fallback::Anew,
+            FallbackTo::Never => Fallback::Never,
+        },
+    }
 }
 
 /// A replica machine's settings, but for what it takes from its executor.
@@ -278,6 +351,16 @@ fn replica_config(config: &Config) -> ReplicaConfig {
         context_tokens_max: u32::MAX,
         ..ReplicaConfig::default()
     }
+}
+
+/// Sizes that whoever sends requests to executors of this configuration must know, without one.
+///
+/// # Errors
+/// As [`numerics`].
+pub fn geometry(config: &Config, model: &Model) -> Result<Geometry> {
+    // Each worker says itself how many blocks it has.
+    let options = CpuOptions { kv_blocks: limits::POOL_BLOCKS_MAX, ..options(config) };
+    Ok(options.geometry(model.config(), numerics(config)?.kv_dtype))
 }
 
 /// How the executors compute.

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cli;
+mod cluster;
 mod config;
 mod deployment;
 mod edge;
@@ -16,7 +17,7 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use cli::{Cli, Command, Page, ServeArgs};
+use cli::{Cli, Command, Configures, Page};
 use tracing_subscriber::EnvFilter;
 
 /// What stands above the table of metrics.
@@ -33,6 +34,14 @@ fn main() -> ExitCode {
         Command::Serve(args) => with_config(&args, |config| {
             start_logging();
             serve::run(config)
+        }),
+        Command::Gateway(args) => with_config(&args, |config| {
+            start_logging();
+            cluster::gateway::run(config)
+        }),
+        Command::Worker(args) => with_config(&args, |config| {
+            start_logging();
+            cluster::worker::run(config)
         }),
         Command::Config(args) => with_config(&args, |config| {
             let state_dir = deployment::state_dir(&config);
@@ -68,7 +77,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn with_config(args: &ServeArgs, run: impl FnOnce(config::Config) -> anyhow::Result<()>) -> ExitCode {
+fn with_config(args: &impl Configures, run: impl FnOnce(config::Config) -> anyhow::Result<()>) -> ExitCode {
     let config = match args.effective() {
         Ok(config) => config,
         Err(faults) => {

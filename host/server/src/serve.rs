@@ -6,16 +6,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use penstock_engine::{Engine, EngineConfig};
+use penstock_base::GatewayEpoch;
+use penstock_engine::{Engine, EngineConfig, PolicySource};
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::cluster::Cluster;
 use crate::config::{AdminListen, Config};
 use crate::deployment;
 use crate::edge::{self, AdminToken, App, Listener, Parts, Timeouts};
 use crate::machines;
 use crate::memory::Memory;
-use crate::policies::{Folder, Keeper, MakerSettings, Publication, Wanted};
+use crate::policies::{Folder, Inbox, Keeper, MakerSettings, Publication, Wanted};
 use crate::tenants::{Identity, Tenants};
 
 /// After a drain: how long connections may take to close at least, when nothing of the grace is left.
@@ -37,23 +40,8 @@ fn edge_threads(wanted: usize, cores: usize) -> usize {
 /// Whatever keeps it from starting. Nothing listens before everything is ready.
 pub fn run(mut config: Config) -> Result<()> {
     let start = Instant::now();
-    let secret = deployment::secret(config.server.secret_file.as_deref())?;
-    let identity = Identity::new(secret);
-    let admin_token = config.server.admin_token_file.as_deref().map(AdminToken::read).transpose()?;
+    let Beginning { secret, identity, admin_token, runtime, listeners } = Beginning::of(&config)?;
     let tenants = read_tenants(&config, &identity)?;
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(edge_threads(config.server.edge_threads, cores))
-        .max_blocking_threads(BLOCKING_THREADS_MAX)
-        .thread_name("penstock-edge")
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
-    // Bound first: an address that is taken is known before the model is loaded.
-    let listeners = {
-        let _inside = runtime.enter();
-        Listeners::bind(&config)?
-    };
     let located = machines::locate(&config)?;
     let model = Arc::new(machines::open(&located)?);
     let name = machines::model_name(&config, &located);
@@ -62,37 +50,29 @@ pub fn run(mut config: Config) -> Result<()> {
     // From here on the number in force is the configuration's.
     config.replicas.kv_blocks = memory.ledger.blocks;
     let served = machines::served_model(&config, name.clone(), &model)?;
-    let (reports, inbox) = Keeper::inbox();
-    let settings = MakerSettings {
-        cache_dir: deployment::default_dir("compiled-policies"),
-        state_dir: deployment::state_dir(&config),
-        secret: secret.to_vec(),
-        replicas: config.replicas.total(),
-        context_tokens_max: executors.first().map_or(0, |executor| executor.geometry().context_tokens_max),
-    };
-    let publication = Publication::new(&settings, reports);
-    // Seen before the first set is chosen: what changes in the folder meanwhile is a change.
-    let folder = config.policy.dir.clone().map(Folder::new);
-    let first = publication.choose_first(&Wanted::of(&config))?;
-    let engine_config = EngineConfig { policies: first, ..machines::engine_config(&config)? };
+    let context_tokens_max = executors.first().map_or(0, |executor| executor.geometry().context_tokens_max);
+    let chosen = Chosen::first(&config, &secret, config.replicas.total(), context_tokens_max)?;
+    let engine_config = EngineConfig { policies: chosen.source, ..machines::engine_config(&config)? };
     let engine = Engine::start(engine_config, served, executors).context("start the engine")?;
     engine.metrics().memory(memory.uses());
     let context_tokens_max = longest_sequence(&engine, &config);
-    let idempotency = edge::Idempotency::new(secret, interrupted_calls(&config, &engine));
+    let idempotency = edge::Idempotency::new(secret, interrupted_calls(&config, engine.gateway_epoch()));
     let app = Arc::new(App::new(Parts {
-        engine,
+        engine: Arc::new(engine),
         model,
         model_name: name,
         config,
         identity,
         tenants,
         context_tokens_max,
-        publication,
+        publication: chosen.publication,
         admin_token,
         idempotency,
+        cluster: Cluster::Alone,
     }));
-    let keeper = Keeper::start(Arc::clone(&app), inbox, folder)?;
-    runtime.block_on(serve(Arc::clone(&app), listeners, &memory, start))?;
+    let keeper = Keeper::start(Arc::clone(&app), chosen.inbox, chosen.folder)?;
+    let serving = serve(Arc::clone(&app), listeners, |app, listeners| announce(app, listeners, &memory, start));
+    runtime.block_on(serving)?;
     keeper.end();
     let is_joined = app.engine.shutdown();
     tracing::info!(joined = is_joined, "stopped");
@@ -100,9 +80,9 @@ pub fn run(mut config: Config) -> Result<()> {
 }
 
 /// What earlier lives of this server left unanswered; none where nothing is kept over a restart.
-fn interrupted_calls(config: &Config, engine: &Engine) -> Option<edge::Interrupted> {
+pub fn interrupted_calls(config: &Config, gateway: GatewayEpoch) -> Option<edge::Interrupted> {
     let dir = deployment::state_dir(config)?;
-    match edge::Interrupted::open(&dir, engine.gateway_epoch(), edge::unix_s()) {
+    match edge::Interrupted::open(&dir, gateway, edge::unix_s()) {
         Ok(calls) => {
             tracing::info!(calls = calls.left(), dir = %dir.display(), "calls that an earlier life of this server did not end");
             Some(calls)
@@ -114,7 +94,84 @@ fn interrupted_calls(config: &Config, engine: &Engine) -> Option<edge::Interrupt
     }
 }
 
-fn read_tenants(config: &Config, identity: &Identity) -> Result<Tenants> {
+/// What every role has before it looks at its model.
+pub struct Beginning {
+    /// The deployment's.
+    pub secret: [u8; deployment::SECRET_BYTES],
+    /// Made from it.
+    pub identity: Identity,
+    /// Of the admin listener.
+    pub admin_token: Option<AdminToken>,
+    /// Where the edge runs.
+    pub runtime: Runtime,
+    /// Bound first: an address that is taken is known before the model is loaded.
+    pub listeners: Listeners,
+}
+
+impl Beginning {
+    /// As configured.
+    ///
+    /// # Errors
+    /// Files that cannot be read, addresses that are taken, no threads.
+    pub fn of(config: &Config) -> Result<Self> {
+        let secret = deployment::secret(config.server.secret_file.as_deref())?;
+        let identity = Identity::new(secret);
+        let admin_token = config.server.admin_token_file.as_deref().map(AdminToken::read).transpose()?;
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(edge_threads(config.server.edge_threads, cores))
+            .max_blocking_threads(BLOCKING_THREADS_MAX)
+            .thread_name("penstock-edge")
+            .enable_all()
+            .build()
+            .context("start the async runtime")?;
+        let listeners = {
+            let _inside = runtime.enter();
+            Listeners::bind(config)?
+        };
+        Ok(Self { secret, identity, admin_token, runtime, listeners })
+    }
+}
+
+/// The sets, with the first one chosen.
+pub struct Chosen {
+    /// The sets.
+    pub publication: Publication,
+    /// Where their reports come in.
+    pub inbox: Inbox,
+    /// The policy folder.
+    pub folder: Option<Folder>,
+    /// What the engine is to start with.
+    pub source: PolicySource,
+}
+
+impl Chosen {
+    /// For a process of so many replicas.
+    ///
+    /// # Errors
+    /// The set that was named cannot serve.
+    pub fn first(config: &Config, secret: &[u8], replicas: u32, context_tokens_max: u32) -> Result<Self> {
+        let (reports, inbox) = Keeper::inbox();
+        let settings = MakerSettings {
+            cache_dir: deployment::default_dir("compiled-policies"),
+            state_dir: deployment::state_dir(config),
+            secret: secret.to_vec(),
+            replicas,
+            context_tokens_max,
+        };
+        let publication = Publication::new(&settings, reports);
+        // Seen before the first set is chosen: what changes in the folder meanwhile is a change.
+        let folder = config.policy.dir.clone().map(Folder::new);
+        let source = publication.choose_first(&Wanted::of(config))?;
+        Ok(Self { publication, inbox, folder, source })
+    }
+}
+
+/// The key file's tenants, or an open one.
+///
+/// # Errors
+/// A key file that cannot be used.
+pub fn read_tenants(config: &Config, identity: &Identity) -> Result<Tenants> {
     match &config.server.keys {
         None => Ok(Tenants::open(identity)),
         Some(path) => Ok(Tenants::read(path, identity)?),
@@ -127,9 +184,12 @@ fn longest_sequence(engine: &Engine, config: &Config) -> u32 {
     u64::from(engine.geometry().context_tokens_max).min(pool) as u32
 }
 
-struct Listeners {
-    api: Listener,
-    admin: Option<Listener>,
+/// Bound, and not served yet.
+pub struct Listeners {
+    /// The API's.
+    pub api: Listener,
+    /// The admin's.
+    pub admin: Option<Listener>,
 }
 
 impl Listeners {
@@ -160,21 +220,34 @@ fn bind_beside(api_port: u16) -> Option<Listener> {
     }
 }
 
-async fn serve(app: Arc<App>, listeners: Listeners, memory: &Memory, start: Instant) -> Result<()> {
-    let mut signals = Signals::new()?;
-    let (stop, stopped) = watch::channel(false);
-    let http = &app.config.http;
-    let timeouts = Timeouts {
+/// Waits of a connection, as configured.
+pub fn timeouts(config: &Config) -> Timeouts {
+    let http = &config.http;
+    Timeouts {
         headers: Duration::from_millis(http.headers_timeout_ms),
         send: Duration::from_millis(http.send_timeout_ms),
         send_buffer_bytes: http.send_buffer_bytes,
-    };
-    announce(&app, &listeners, memory, start);
+    }
+}
+
+/// Most connections of the admin listener.
+pub const ADMIN_CONNECTIONS_MAX: usize = 16;
+
+/// Serves until it is asked to stop, then drains.
+///
+/// # Errors
+/// The system does not let it listen for signals.
+pub async fn serve(app: Arc<App>, listeners: Listeners, announce: impl FnOnce(&App, &Listeners)) -> Result<()> {
+    let mut signals = Signals::new()?;
+    let (stop, stopped) = watch::channel(false);
+    let http = &app.config.http;
+    let timeouts = timeouts(&app.config);
+    announce(&app, &listeners);
     let mut serving = tokio::task::JoinSet::new();
     let api = edge::api(Arc::clone(&app));
     serving.spawn(edge::serve(listeners.api, api, http.connections_max, timeouts, stopped.clone()));
     if let Some(listener) = listeners.admin {
-        serving.spawn(edge::serve(listener, edge::admin(Arc::clone(&app)), 16, timeouts, stopped));
+        serving.spawn(edge::serve(listener, edge::admin(Arc::clone(&app)), ADMIN_CONNECTIONS_MAX, timeouts, stopped));
     }
     signals.until_stop(&app).await;
     let grace = Duration::from_secs(app.config.server.drain_grace_s);

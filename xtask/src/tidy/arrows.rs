@@ -70,6 +70,8 @@ const ROOMS: &[Room] = &[
             "policy-wasm",
             "bench",
             "hub",
+            "control",
+            "discovery",
         ],
         pure_with: None,
     },

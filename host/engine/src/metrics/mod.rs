@@ -4,6 +4,7 @@
 //! set from a [`Status`] when the page is asked for.
 
 mod caches;
+mod cluster;
 mod labels;
 mod table;
 mod transfer;
@@ -19,8 +20,7 @@ use prometheus::{
 
 use penstock_base::{CancelCause, Duration, Generation, Outcome};
 use penstock_policy_api::Decision;
-use penstock_sched::gateway::GatewayEvent;
-use penstock_sched::replica::ReplicaEvent;
+use penstock_sched::{gateway::GatewayEvent, replica::ReplicaEvent};
 
 use crate::policies::seats::Machine;
 use crate::status::{ReplicaState, Status};
@@ -100,6 +100,7 @@ pub struct Metrics {
     transfer_chunks: IntCounterVec,
     transfer_time: Histogram,
     transport_peers: IntGaugeVec,
+    cluster: cluster::ClusterMetrics,
     held_credit: IntCounter,
     no_progress: IntGauge,
     discarded_tokens: IntCounter,
@@ -246,6 +247,7 @@ impl Metrics {
             transfer_chunks: make.counters(&t::TRANSFER_CHUNKS),
             transport_peers: make.gauges(&t::TRANSPORT_PEERS),
             transfer_time: make.histogram(&t::TRANSFER_TIME),
+            cluster: cluster::ClusterMetrics::new(&make),
             held_credit: make.counter(&t::HELD_CREDIT),
             no_progress: make.gauge(&t::NO_PROGRESS),
             discarded_tokens: make.counter(&t::DISCARDED_TOKENS),
@@ -600,6 +602,7 @@ mod tests {
         metrics.policy_quarantined("routing");
         metrics.transport_peers(&[]);
         metrics.memory(MemoryBytes::default());
+        cluster::show(&metrics);
         metrics.policy_swapped(Machine::Gateway, Duration(1));
         let page = metrics.render(&quiet());
         let made: BTreeSet<_> =

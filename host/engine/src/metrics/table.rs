@@ -309,6 +309,28 @@ table! {
         "Replicas that a replica here can write KV to now, by transport: reference, memfd, nixl or tcp.",
         &["kind"],
     );
+    WORKERS = Definition::gauge(
+        "penstock_workers",
+        "Workers of this gateway by how they stand: known, of these connected, failed (called and not reached), held (they get nothing new), refused (never called, since they are incompatible or too many).",
+        &["standing"],
+    );
+    WORKER_CALLS_FAILED = Definition::counter(
+        "penstock_worker_calls_failed_total",
+        "Calls of this gateway to workers that came to nothing, by reason: unreachable, denied (the token), refused (by the worker), protocol, settings, join (by this gateway).",
+        &["reason"],
+    );
+    WORKER_SESSIONS_ENDED = Definition::counter(
+        "penstock_worker_sessions_ended_total",
+        "Sessions of this gateway with workers that are over, by reason: lease (not reached for too long), replaced (the worker started anew), bye (it left), closed (by this gateway), refused, protocol.",
+        &["reason"],
+    );
+    DISCOVERY_AGE = Definition::gauge(
+        "penstock_discovery_age_seconds",
+        "How long ago this gateway heard the discovery service last, while it does not answer; else 0.",
+        &[],
+    );
+    WORKER_STATE = Definition::gauge("penstock_worker_state", "1 for the state that this worker is in.", &["state"]);
+    GATEWAYS = Definition::gauge("penstock_gateways", "Gateways that this worker serves now.", &[]);
     HELD_CREDIT = Definition::counter("penstock_held_credit_total", "Times a replica's credit was kept for a request that did not fit.", &[]);
     NO_PROGRESS = Definition::gauge("penstock_no_progress", "1 while work waits, a replica is ready and nothing moves.", &[]);
     DISCARDED_TOKENS = Definition::counter(

@@ -61,10 +61,14 @@ pub fn sections(table: toml::Table) -> (Config, Faults) {
             "decisions" => section(&name, value, &mut config.decisions, &mut faults),
             "journal" => section(&name, value, &mut config.journal, &mut faults),
             "kv_events" => section(&name, value, &mut config.kv_events, &mut faults),
+            "cluster" => section(&name, value, &mut config.cluster, &mut faults),
+            "discovery" => section(&name, value, &mut config.discovery, &mut faults),
+            "handoff" => section(&name, value, &mut config.handoff, &mut faults),
+            "transfer" => section(&name, value, &mut config.transfer, &mut faults),
             "classes" => section(&name, value, &mut config.classes, &mut faults),
             "objectives" => section(&name, value, &mut config.objectives, &mut faults),
             _ => faults.push(format!(
-                "[{name}] is not a section; there are server, http, model, replicas, limits, generation, policy, decisions, journal, kv_events, classes, objectives"
+                "[{name}] is not a section; there are server, http, model, replicas, limits, generation, policy, decisions, journal, kv_events, cluster, discovery, handoff, transfer, classes, objectives"
             )),
         }
     }
@@ -185,6 +189,7 @@ impl Config {
         }
         faults.extend(self.check_admin());
         faults.extend(self.kv_events.check(self.replicas.total()));
+        faults.extend(self.check_cluster());
         faults
     }
 

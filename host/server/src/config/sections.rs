@@ -8,6 +8,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use super::cluster::{ClusterConfig, DiscoveryConfig, HandoffSection, TransferConfig};
 use super::kv_events::KvEventsConfig;
 
 /// The whole file. `penstock config` prints the effective one, with every key.
@@ -34,6 +35,14 @@ pub struct Config {
     pub journal: JournalConfig,
     /// What is told of the prefix cache.
     pub kv_events: KvEventsConfig,
+    /// Who this process is among others.
+    pub cluster: ClusterConfig,
+    /// How workers are found.
+    pub discovery: DiscoveryConfig,
+    /// Patience of hand-offs.
+    pub handoff: HandoffSection,
+    /// How KV travels.
+    pub transfer: TransferConfig,
     /// Per class rank ("0" .. "7").
     pub classes: BTreeMap<String, ClassConfig>,
     /// What the names in `x-llm-d-inference-objective` mean.

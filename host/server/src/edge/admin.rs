@@ -19,7 +19,7 @@ pub async fn config(State(app): State<Arc<App>>) -> Result<impl IntoResponse, Ap
     Ok(([(header::CONTENT_TYPE, "application/toml; charset=utf-8")], text))
 }
 
-/// `GET /replicas`: state and blocks of each.
+/// `GET /replicas`: state and blocks of each, and what is known of other processes.
 pub async fn replicas(State(app): State<Arc<App>>) -> Json<Value> {
     let status = app.engine.status();
     let replicas = status.replicas.iter().map(|replica| {
@@ -38,10 +38,14 @@ pub async fn replicas(State(app): State<Arc<App>>) -> Json<Value> {
             "step_us": load.step.as_us(),
         })
     });
-    Json(json!({
+    let mut shown = json!({
         "replicas": replicas.collect::<Vec<_>>(),
         "waiting_requests": status.queue.waiting_requests,
         "placed_requests": status.queue.placed_requests,
         "tenants": app.tenants().len(),
-    }))
+    });
+    if let Some((name, of_others)) = app.cluster.shown() {
+        shown[name] = of_others;
+    }
+    Json(shown)
 }

@@ -12,6 +12,7 @@ use super::client_ids::ClientIds;
 use super::error::ApiError;
 use super::idempotency::Idempotency;
 use super::refusals::Refusals;
+use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::policies::{Kept, Publication};
 use crate::tenants::{Identity, Tenants};
@@ -22,7 +23,7 @@ const INLINE_BYTES: usize = 8 << 10;
 /// The edge's state. Shared by reference; everything that changes is behind its own lock.
 pub struct App {
     /// The engine.
-    pub engine: Engine,
+    pub engine: Arc<Engine>,
     /// The model served.
     pub model: Arc<Model>,
     /// Its name in the API.
@@ -33,6 +34,8 @@ pub struct App {
     pub publication: Publication,
     /// What the admin listener wants to be shown; without it, it answers on this machine alone.
     pub admin_token: Option<AdminToken>,
+    /// What this process is among others.
+    pub cluster: Cluster,
     /// Hashes names into ids.
     pub identity: Identity,
     /// Longest sequence that a replica can hold, prompt and output together.
@@ -59,7 +62,7 @@ pub struct App {
 /// What an [`App`] is made of.
 pub struct Parts {
     /// See [`App::engine`].
-    pub engine: Engine,
+    pub engine: Arc<Engine>,
     /// See [`App::model`].
     pub model: Arc<Model>,
     /// See [`App::model_name`].
@@ -78,6 +81,8 @@ pub struct Parts {
     pub admin_token: Option<AdminToken>,
     /// See [`App::idempotency`].
     pub idempotency: Idempotency,
+    /// See [`App::cluster`].
+    pub cluster: Cluster,
 }
 
 impl Kept for App {
@@ -103,6 +108,7 @@ impl App {
             publication,
             admin_token,
             idempotency,
+            cluster,
         } = parts;
         let tokenizer = model.tokenizer();
         let lengths = (0..tokenizer.vocab_len() as u32).map(|id| tokenizer.token_bytes(id).len());
@@ -125,6 +131,7 @@ impl App {
             context_tokens_max,
             publication,
             admin_token,
+            cluster,
         }
     }
 

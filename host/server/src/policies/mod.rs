@@ -22,7 +22,7 @@ mod telling;
 
 use std::path::PathBuf;
 
-pub use keeper::{Folder, Keeper, Kept};
+pub use keeper::{Folder, Inbox, Keeper, Kept};
 pub use publication::{By, Publication, Wanted, foreseen, shipped_beside_the_binary};
 
 /// What making sets depends on.
