@@ -11,6 +11,7 @@ use penstock_exec::{Executor, Geometry};
 use penstock_model::Namespace;
 use penstock_sched::gateway::{GatewayConfig, ReplicaFacts};
 use penstock_sched::message::Load;
+use penstock_sched::quota::QuotaShare;
 use penstock_sched::replica::ReplicaConfig;
 
 use crate::cache_events::{self, CacheTap};
@@ -355,6 +356,12 @@ impl Engine {
     /// See [`JoinError`]; the session is closed.
     pub fn join(&self, worker: Conversation) -> Result<Joined, JoinError> {
         remote::join(&self.wiring, worker)
+    }
+
+    /// What this gateway may give out of the tenants' quotas from now on, in moments of [`Self::clock`]: for one of several, whenever a view of
+    /// the others was read, and before the last lease is over. Not taken when the gateway is far behind; then the next one counts.
+    pub fn take_quota_share(&self, share: QuotaShare) {
+        let _ = self.wiring.gateway.try_push(gateway_loop::CONTROL, GatewayWake::QuotaShare(share));
     }
 
     /// Gives a worker's replica no new work from now on; what it has goes on. For one that is about to end. It takes work again when it has joined

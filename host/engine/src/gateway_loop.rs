@@ -13,6 +13,7 @@ use penstock_sched::gateway::{
 };
 use penstock_sched::handoff::{End, Order};
 use penstock_sched::message::{FromReplica, ToReplica};
+use penstock_sched::quota::QuotaShare;
 
 use crate::cache_events::CacheNews;
 use crate::context::{Placement, RequestContext};
@@ -76,6 +77,8 @@ pub(crate) enum GatewayWake {
     ReplicaDown { replica: ReplicaId, epoch: ReplicaEpoch, lost: bool },
     /// A replica takes no new work; what it has goes on.
     ReplicaDrain { replica: ReplicaId, epoch: ReplicaEpoch },
+    /// What this gateway may give out of the tenants' quotas.
+    QuotaShare(QuotaShare),
     /// What a replica's KV events say.
     CacheNews(CacheNews),
     /// Something about policies.
@@ -126,6 +129,8 @@ impl GatewayLoop {
     pub fn new(wiring: Arc<Wiring>, config: GatewayConfig, policies: Box<dyn PreparedPolicies>) -> Self {
         let seats = MachineSeats::new(Arc::clone(&wiring), Machine::Gateway, policies);
         let machine = Gateway::new(config.clone(), wiring.clock.now());
+        let share_ppm = if config.gateways <= 1 { 1_000_000 } else { config.quota_floor_ppm };
+        wiring.metrics.gateway_event(&GatewayEvent::QuotaShare { share_ppm: share_ppm.into() });
         Self {
             wiring,
             machine,
@@ -283,6 +288,7 @@ impl GatewayLoop {
                 });
                 self.step(GatewayInput::ReplicaDrain { replica, epoch });
             }
+            GatewayWake::QuotaShare(share) => self.step(GatewayInput::QuotaShare(share)),
             GatewayWake::Drain => self.step(GatewayInput::Drain),
             GatewayWake::CancelAll(cause) => self.cancel_all(cause),
             GatewayWake::Shutdown => {
@@ -444,6 +450,12 @@ impl GatewayLoop {
                 End::HandedOff(_) | End::Failed(_) | End::Cancelled => {}
             },
             GatewayEvent::Migrated { request, .. } => self.unplaced(request),
+            GatewayEvent::QuotaShare { share_ppm: 0 } => {
+                tracing::warn!("no part of the tenants' quotas is this gateway's now: who has a quota is refused");
+            }
+            GatewayEvent::QuotaShare { share_ppm } => {
+                tracing::info!(share_ppm, "another part of the tenants' quotas is this gateway's");
+            }
             GatewayEvent::CacheGap { replica } => tracing::warn!(replica = replica.0, "gap in cache events"),
             GatewayEvent::CacheBelief { replica, believed: true } => {
                 tracing::info!(replica = replica.0, "what a replica caches is known again and counts in routing");

@@ -18,8 +18,8 @@ pub const MAGIC: [u8; 8] = *b"PNSTKLOG";
 /// Grows with every change of the format: of a record, a header, an input, an effect. A test holds the bytes against it.
 ///
 /// 1: inputs and outcomes. 2: answers, what sits in the seats, the build; how many records a broken segment has. 3: hand-offs. 4: belief
-/// in caches, changes of caches. 5: requests that go on at another replica.
-pub const VERSION: u32 = 5;
+/// in caches, changes of caches. 5: requests that go on at another replica. 6: parts of quotas.
+pub const VERSION: u32 = 6;
 /// Longest header: a snapshot of a gateway with every table full.
 pub const HEADER_BYTES_MAX: u32 = 1 << 30;
 

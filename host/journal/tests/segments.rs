@@ -246,7 +246,7 @@ fn headers_are_read_with_care() {
     assert!(matches!(open(b"PNSTKLOX...."), Err(JournalError::NotASegment)));
     let mut later = bytes.clone();
     later[8] = 9;
-    assert!(matches!(open(&later), Err(JournalError::Version { found: 9, expected: 4 })));
+    assert!(matches!(open(&later), Err(JournalError::Version { found: 9, expected: 6 })));
     let mut long = bytes.clone();
     long[12..16].fill(0xff);
     assert!(matches!(open(&long), Err(JournalError::TooLong { record: 0, .. })));

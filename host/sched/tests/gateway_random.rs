@@ -16,6 +16,7 @@ use penstock_sched::gateway::{
     DeliveryEvent, Gateway, GatewayConfig, GatewayEffect, GatewayEffects, GatewayInput, ReplicaFacts,
 };
 use penstock_sched::message::{CacheEvent, Credit, FromReplica, Load, Progress, Report, ToReplica, Usage};
+use penstock_sched::quota::{QuotaShare, QuotaSlots, SLOTS};
 use policies::{Admit, Give, Order, Route, Scripted};
 
 /// SplitMix64.
@@ -188,6 +189,13 @@ impl Life {
             }
             17 => GatewayInput::Policies(Generation(self.random.below(5))),
             18 if self.random.one_in(200) => GatewayInput::Drain,
+            18 if self.random.one_in(3) => {
+                let mut slots = QuotaSlots::NONE;
+                (0..SLOTS).filter(|_| self.random.one_in(2)).for_each(|slot| slots.insert(slot));
+                let as_of = Instant(self.now.0.saturating_sub(self.random.below(2_000_000_000)));
+                let until = as_of + Duration::from_ms(self.random.below(4_000));
+                GatewayInput::QuotaShare(QuotaShare { slots, members: 2, as_of, until })
+            }
             19..=22 => GatewayInput::Tick,
             _ => self.message(),
         }

@@ -66,6 +66,7 @@ pub struct Metrics {
     policy_names: Mutex<BTreeSet<String>>,
     generation: IntGauge,
     overload_level: IntGauge,
+    quota_share: Gauge,
     journal_bytes: IntCounter,
     journal_segments: IntCounterVec,
     journal_errors: IntCounter,
@@ -213,6 +214,7 @@ impl Metrics {
             policy_names: Mutex::default(),
             generation: make.gauge(&t::GENERATION),
             overload_level: make.gauge(&t::OVERLOAD_LEVEL),
+            quota_share: make.ratio(&t::QUOTA_SHARE),
             journal_bytes: make.counter(&t::JOURNAL_BYTES),
             journal_segments: make.counters(&t::JOURNAL_SEGMENTS),
             journal_errors: make.counter(&t::JOURNAL_ERRORS),
@@ -340,6 +342,7 @@ impl Metrics {
             }
             GatewayEvent::Fallback { decision, reason, .. } => self.fallback(decision, reason),
             GatewayEvent::Stance { level } => self.overload_level.set(i64::from(level)),
+            GatewayEvent::QuotaShare { share_ppm } => self.quota_share.set(share_ppm as f64 / 1e6),
             GatewayEvent::HeldCredit { .. } => self.held_credit.inc(),
             GatewayEvent::NoProgress => self.no_progress.set(1),
             GatewayEvent::ProgressResumed => self.no_progress.set(0),

@@ -202,6 +202,11 @@ table! {
     );
     GENERATION = Definition::gauge("penstock_policy_generation", "Generation of the policy set in force at the gateway.", &[]);
     OVERLOAD_LEVEL = Definition::gauge("penstock_overload_level", "Level of the overload stance in force, 0 to 4.", &[]);
+    QUOTA_SHARE = Definition::gauge(
+        "penstock_quota_share_ratio",
+        "Part of the tenants' quotas that this gateway may give out now, 0 to 1. 1 where it is alone; with several gateways what its lease says, and the floor without one.",
+        &[],
+    );
     JOURNAL_BYTES = Definition::counter("penstock_journal_bytes_total", "Bytes written to the journal.", &[]);
     JOURNAL_SEGMENTS = Definition::counter(
         "penstock_journal_segments_total",

@@ -39,6 +39,7 @@ choice! { write only GatewayEvent {
     14 => CacheBelief { replica, believed },
     15 => Migrated { request, from, cause },
     16 => MigrationRefused { request, cause, why },
+    17 => QuotaShare { share_ppm },
 } }
 
 choice! { write only MigrationCause {

@@ -6,6 +6,7 @@ use penstock_base::plan::{BatchFailure, Plan, PlanOp, PlanRow, RowDone, Task, To
 use penstock_base::*;
 use penstock_sched::gateway::{DeliveryEvent, GatewayConfig, GatewayInput, HandoffConfig, ReplicaFacts, Reserves};
 use penstock_sched::message::*;
+use penstock_sched::quota::{QuotaShare, QuotaSlots};
 use penstock_sched::replica::{FinishedTokens, HandoffInput, ReplicaConfig, ReplicaInput, StepCost, Watermarks};
 
 /// SplitMix64.
@@ -99,6 +100,11 @@ impl<T: Make, const N: usize> Make for [T; N] {
         std::array::from_fn(|_| T::make(random))
     }
 }
+impl Make for QuotaSlots {
+    fn make(random: &mut Random) -> Self {
+        Self(Make::make(random))
+    }
+}
 impl Make for Arc<Manifest> {
     fn make(random: &mut Random) -> Self {
         Arc::new(Manifest::make(random))
@@ -136,12 +142,13 @@ records! {
         domain,
     }
     GatewayConfig {
-        epoch, run_seed, block_size_tokens, kv_token_bytes, gateways, queue_requests_max, queue_tokens_max,
+        epoch, run_seed, block_size_tokens, kv_token_bytes, gateways, quota_floor_ppm, queue_requests_max, queue_tokens_max,
         running_requests_max, deferred_requests_max, flows_max, tenants_max, replicas_max, context_tokens_max,
         queue_wait_max, starve, stale_load, stale_cache, overload_tick, no_progress, quota_window, order_rows,
         routing_rows, directory_keys_max, attempts_max, migrations_max, class_floor_blocks, class_slo_ttft, class_sheddable, reserves,
         handoff, check_every_step,
     }
+    QuotaShare { slots, members, as_of, until }
     Reserves { failover_blocks, deploy_blocks, burst_blocks }
     FinishedTokens { seq, tokens, outcome }
     ReplicaConfig {
@@ -293,6 +300,7 @@ choices! {
         7 => Self::Policies(m(r)),
         8 => Self::Drain,
         9 => Self::Tick,
+        10 => Self::QuotaShare(m(r)),
     } with r;
     ReplicaInput {
         0 => Self::Gateway { gateway: m(r), message: m(r) },

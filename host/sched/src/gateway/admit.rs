@@ -77,7 +77,7 @@ impl State {
         let tenant = self.ledger.open(manifest.tenant, &manifest.terms);
         let tenant = tenant.ok_or_else(|| refused(Refusal::QueueFull, self.retry_after_ms()))?;
         let tokens = reservation(manifest, manifest.max_output_tokens.min(self.capped_output(manifest)));
-        if let Err(over) = self.ledger.allows(tenant, tokens, false) {
+        if let Err(over) = self.within_quota(tenant, tokens, false) {
             return Err(refused(Refusal::Quota, self.quota_retry_ms(over)));
         }
         self.stance_on_arrival(manifest, cx).map_err(|refusal| refused(refusal, self.retry_after_ms()))?;
@@ -156,6 +156,8 @@ impl State {
     fn quota_retry_ms(&self, over: OverQuota) -> u32 {
         let ms = match over {
             OverQuota::Requests => 1_000,
+            // The lease is what is missing, and may come at any moment.
+            OverQuota::Tokens if !self.share.is_held(self.now) => 1_000,
             OverQuota::Tokens => self.ledger.window_left(self.now).as_ms(),
         };
         u32::try_from(ms).unwrap_or(u32::MAX).clamp(1_000, 60_000)
@@ -227,7 +229,7 @@ impl State {
             return self.reject(slot, Refusal::QueueFull, self.retry_after_ms(), cx);
         }
         let tokens = reservation(&manifest, grant.max_output_tokens);
-        if let Err(over) = self.ledger.allows(tenant, tokens, true) {
+        if let Err(over) = self.within_quota(tenant, tokens, true) {
             return self.reject(slot, Refusal::Quota, self.quota_retry_ms(over), cx);
         }
         let weight_ppm = manifest.terms.weight_ppm;
@@ -291,7 +293,7 @@ impl State {
     pub(super) fn ask_deferred_again(&mut self, slot: u32, cx: &mut Cx<'_>) {
         let request = &self.requests.table[slot];
         let tokens = reservation(&request.manifest, self.capped_output(&request.manifest));
-        if let Err(over) = self.ledger.allows(request.tenant, tokens, true) {
+        if let Err(over) = self.within_quota(request.tenant, tokens, true) {
             return self.reject(slot, Refusal::Quota, self.quota_retry_ms(over), cx);
         }
         self.ask_admission(slot, cx);

@@ -13,6 +13,7 @@ use penstock_policy_api::FallbackReason;
 use super::migrate::{MigrationCause, MigrationRefusal};
 use crate::handoff::{End, Fallback, LeaseTerms, Timing, Topology};
 use crate::message::{FromReplica, ToReplica, Usage};
+use crate::quota::QuotaShare;
 
 /// One thing that happened. The set is closed: a new feature is a new variant here.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,6 +61,8 @@ pub enum GatewayInput {
     },
     /// A prepared policy set takes over with the next decision.
     Policies(Generation),
+    /// With several gateways before the same replicas: what this one may give out of the tenants' quotas from now on.
+    QuotaShare(QuotaShare),
     /// Nothing new is admitted from now on. Queued and running work goes on until the driver cancels it.
     Drain,
     /// Time passed: see [`Gateway::next_wake`](super::Gateway::next_wake).
@@ -253,6 +256,11 @@ pub enum GatewayEvent {
         /// Whose.
         replica: ReplicaId,
     },
+    /// Another part of the tenants' quotas may be given out here from now on; the floor when a lease has ended.
+    QuotaShare {
+        /// How much, in parts per million.
+        share_ppm: u64,
+    },
     /// What is known of a replica's cache is believed again, or no longer: then its requests go by load alone.
     CacheBelief {
         /// Whose.
@@ -309,8 +317,11 @@ pub struct GatewayConfig {
     pub block_size_tokens: u32,
     /// KV bytes of one token.
     pub kv_token_bytes: u64,
-    /// Gateways sharing the replicas.
+    /// Gateways sharing the replicas. With one, quotas are its own; with more it gives out what [`GatewayInput::QuotaShare`] says.
     pub gateways: u32,
+    /// With several: the part of each quota that this one gives out while it holds no lease, in parts per million. 0 refuses whoever has a
+    /// quota. What all gateways have here together should be no more than a million.
+    pub quota_floor_ppm: u32,
     /// Bound of the queue.
     pub queue_requests_max: u32,
     /// Bound of the queue in input tokens.
@@ -389,6 +400,7 @@ impl GatewayConfig {
         let count = |value: u32, most: usize| value.min(u32::try_from(most).unwrap_or(u32::MAX));
         Self {
             block_size_tokens: self.block_size_tokens.max(1),
+            quota_floor_ppm: self.quota_floor_ppm.min(1_000_000),
             queue_requests_max: count(self.queue_requests_max, limits::QUEUE_REQUESTS_MAX),
             queue_tokens_max: self.queue_tokens_max.min(limits::QUEUE_TOKENS_MAX),
             running_requests_max: count(self.running_requests_max, limits::RUNNING_REQUESTS_MAX),
@@ -429,6 +441,7 @@ impl Default for GatewayConfig {
             block_size_tokens: 16,
             kv_token_bytes: 0,
             gateways: 1,
+            quota_floor_ppm: 0,
             queue_requests_max: 1_024,
             queue_tokens_max: 4 << 20,
             running_requests_max: 4_096,

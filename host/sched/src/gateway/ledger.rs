@@ -172,13 +172,25 @@ impl Ledger {
         }
     }
 
-    /// May the tenant have one more request, of `tokens` at most? `counted` when the request is one of its live ones already.
-    pub fn allows(&self, slot: u32, tokens: u64, counted: bool) -> Result<(), OverQuota> {
+    /// Whose slot it is.
+    pub fn id(&self, slot: u32) -> TenantId {
+        self.tenants.key(slot).unwrap_or_default()
+    }
+
+    /// May the tenant have one more request, of `tokens` at most, when it may have so many requests at once and tokens in a window?
+    /// `counted` when the request is one of its live ones already.
+    pub fn allows(
+        &self,
+        slot: u32,
+        tokens: u64,
+        counted: bool,
+        (requests, window): (u64, u64),
+    ) -> Result<(), OverQuota> {
         let tenant = self.get(slot);
-        if !counted && tenant.live_requests >= tenant.terms.requests_max {
+        if !counted && u64::from(tenant.live_requests) >= requests {
             return Err(OverQuota::Requests);
         }
-        if tenant.used_tokens().saturating_add(tokens) > tenant.terms.window_tokens_max {
+        if tenant.used_tokens().saturating_add(tokens) > window {
             return Err(OverQuota::Tokens);
         }
         Ok(())
@@ -270,20 +282,20 @@ mod tests {
             t.live_requests = 1;
             t.reserved_tokens = 120;
         });
-        assert_eq!(ledger.allows(a, 30, false), Ok(()));
-        assert_eq!(ledger.allows(a, 31, false), Err(OverQuota::Tokens));
+        assert_eq!(ledger.allows(a, 30, false, (2, 150)), Ok(()));
+        assert_eq!(ledger.allows(a, 31, false, (2, 150)), Err(OverQuota::Tokens));
         // Settled with 40 real tokens: 80 come back.
         ledger.change(a, |t| {
             t.reserved_tokens = 0;
             t.charged_tokens = 40;
         });
-        assert_eq!(ledger.allows(a, 110, false), Ok(()));
+        assert_eq!(ledger.allows(a, 110, false, (2, 150)), Ok(()));
         ledger.change(a, |t| t.reserved_tokens = 50);
         ledger.roll(Instant(60_000_000_000));
         assert_eq!(ledger.get(a).used_tokens(), 50, "the charge is over, the reservation is not");
         ledger.change(a, |t| t.live_requests = 2);
-        assert_eq!(ledger.allows(a, 1, false), Err(OverQuota::Requests));
-        assert_eq!(ledger.allows(a, 1, true), Ok(()), "it is one of the two");
+        assert_eq!(ledger.allows(a, 1, false, (2, 150)), Err(OverQuota::Requests));
+        assert_eq!(ledger.allows(a, 1, true, (2, 150)), Ok(()), "it is one of the two");
         ledger.check().expect("sound");
     }
 

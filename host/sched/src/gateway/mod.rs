@@ -35,6 +35,7 @@ mod replicas;
 mod request;
 mod requests;
 mod seats;
+mod share;
 mod signals;
 mod snapshot;
 mod stance;
@@ -101,6 +102,8 @@ struct State {
     flows: Flows,
     /// Tenants.
     ledger: Ledger,
+    /// This gateway's part of their quotas.
+    share: share::Share,
     /// Replicas.
     replicas: Replicas,
     /// Prefix index.
@@ -172,6 +175,7 @@ impl Gateway {
             requests: Requests::new(&config),
             flows: Flows::new(config.flows_max),
             ledger: Ledger::new(config.tenants_max, config.quota_window, now),
+            share: share::Share::new(&config),
             replicas: Replicas::new(config.replicas_max),
             directory: Directory::new(config.directory_keys_max, config.replicas_max),
             cache_due: Instant::NEVER,
@@ -229,6 +233,7 @@ impl Gateway {
             GatewayInput::ReplicaDrain { replica, epoch } => state.replica_drain(replica, epoch, cx),
             GatewayInput::ReplicaDown { replica, epoch } => state.replica_down(replica, epoch, cx),
             GatewayInput::Policies(generation) => state.switch(generation, cx),
+            GatewayInput::QuotaShare(share) => state.take_share(share, cx),
             GatewayInput::Drain => state.draining = true,
             GatewayInput::Tick => {}
         }
@@ -258,6 +263,9 @@ impl State {
         self.facts.refresh(cx.policies);
         self.ledger.roll(self.now);
         self.judge_caches(cx);
+        if !self.share.is_held(self.now) {
+            self.tell_share(cx);
+        }
         self.run_timers(cx);
         self.keep_handoff_time(cx);
         let came = |due: Instant| before < due && due <= self.now;
@@ -303,6 +311,7 @@ impl State {
             self.handoffs.as_ref().map_or(Instant::NEVER, handoff::Handoffs::next_wake),
             Some(self.keep_due()).filter(|due| *due > self.now).unwrap_or(Instant::NEVER),
             flow_gone,
+            self.share.due(self.now),
         ];
         times.into_iter().min().unwrap_or(Instant::NEVER).max(self.now)
     }

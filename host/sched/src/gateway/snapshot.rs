@@ -71,6 +71,7 @@ impl State {
         self.requests.encode(out);
         self.flows.encode(out);
         self.ledger.encode(out);
+        self.share.encode(out);
         self.replicas.table.encode(out, |out, _, replica| encode_replica(replica, out));
         self.directory.encode(out);
         out.u64(self.cache_due.0);
@@ -121,6 +122,7 @@ impl State {
             requests: Requests::decode(from, &config)?,
             flows: Flows::decode(from, config.flows_max)?,
             ledger: Ledger::decode(from, config.tenants_max, config.quota_window)?,
+            share: super::share::Share::decode(from)?,
             replicas: Replicas::from_table(Table::decode(from, config.replicas_max, |from| {
                 let replica = decode_replica(from)?;
                 Ok((replica.facts.replica, replica))

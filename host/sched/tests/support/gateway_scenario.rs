@@ -24,6 +24,7 @@ use penstock_sched::gateway::{
     DeliveryEvent, Gateway, GatewayConfig, GatewayEffect, GatewayEffects, GatewayEvent, GatewayInput, ReplicaFacts,
 };
 use penstock_sched::message::{CacheEvent, Credit, FromReplica, Load, Progress, Report, ToReplica, Usage};
+use penstock_sched::quota::{QuotaShare, QuotaSlots};
 
 use crate::policies::{Admit, Give, Order, Route, Scripted};
 
@@ -59,6 +60,8 @@ fn config_of(text: &str) -> GatewayConfig {
             "starve" => config.starve = duration(value),
             "no_progress" => config.no_progress = duration(value),
             "quota_window" => config.quota_window = duration(value),
+            "gateways" => config.gateways = number(value) as u32,
+            "quota_floor_ppm" => config.quota_floor_ppm = number(value) as u32,
             "stale_load" => config.stale_load = duration(value),
             "overload_tick" => config.overload_tick = duration(value),
             "class_slo_ttft" => config.class_slo_ttft = [duration(value); ClassRank::COUNT],
@@ -249,6 +252,14 @@ impl World {
                 GatewayInput::Policies(self.policies.generation)
             }
             "tick" => GatewayInput::Tick,
+            "share" => {
+                let mut slots = QuotaSlots::NONE;
+                (0..words.number("slots", 0) as u32).for_each(|slot| slots.insert(slot));
+                let lease = words.get("for").map_or(Duration::ZERO, duration);
+                let as_of = words.get("as_of").map_or(self.now, |at| Instant::ZERO + duration(at));
+                let members = words.number("members", 2) as u32;
+                GatewayInput::QuotaShare(QuotaShare { slots, members, as_of, until: as_of + lease })
+            }
             "up" => self.up(words),
             _ => {
                 let (replica, epoch) = self.peer(words.at(0));

@@ -31,13 +31,14 @@ impl State {
             CommonSignal::StageCode => Some(0),
             CommonSignal::BlockSizeTokens => Some(u64::from(config.block_size_tokens)),
             CommonSignal::KvTokenBytes => (config.kv_token_bytes > 0).then_some(config.kv_token_bytes),
-            CommonSignal::GatewayReplicas => Some(u64::from(config.gateways)),
-            // With several gateways the share comes by lease, and there is no lease yet.
-            CommonSignal::GatewaySharePpm => (config.gateways <= 1).then_some(1_000_000),
+            CommonSignal::GatewayReplicas => Some(u64::from(self.share.members())),
+            CommonSignal::GatewaySharePpm => Some(self.share.ppm(self.now, config)),
             CommonSignal::OverloadLevel => Some(u64::from(self.stance.level())),
             CommonSignal::StaleLoadUs => Some(config.stale_load.as_us()),
             CommonSignal::StaleCacheUs => Some(config.stale_cache.as_us()),
-            CommonSignal::QuotaAgeUs => (config.gateways <= 1).then_some(0),
+            // What other gateways have used is not known here at any age; what this one may use is as old as its lease.
+            CommonSignal::QuotaAgeUs if config.gateways <= 1 => Some(0),
+            CommonSignal::QuotaAgeUs => self.share.as_of().map(|as_of| self.now.since(as_of).as_us()),
         }
     }
 
