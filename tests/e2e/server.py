@@ -60,11 +60,14 @@ class Process:
     """A running role of the binary. Ended by SIGTERM to its own process id, and by SIGKILL to the same one when it does not end in time."""
 
     ROLE = "serve"
-    FLAGS = ("--listen", "127.0.0.1:0")
+    FLAGS = ("--listen", "{address}:0")
 
-    def __init__(self, folder: Path, *args, config=None, keys=None, model=None, env=None, wait=True):
+    def __init__(
+        self, folder: Path, *args, config=None, keys=None, model=None, env=None, wait=True, before=(), address="127.0.0.1"
+    ):
+        """`before` runs the binary, in another network for instance; `address` is where it is asked for probes there."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        self.folder, self.address = folder, address
         self.log_path = folder / "log"
         self.keys_path = folder / "keys.toml"
         sections = {name: dict(section) for name, section in (config or {}).items()}
@@ -74,10 +77,11 @@ class Process:
         config_path = folder / "penstock.toml"
         config_path.write_text(toml_text(sections))
         model = model or os.environ["PENSTOCK_DEMO_MODEL"]
-        flags = ["--config", config_path, "--model", model, "--served-model-name", MODEL_NAME, *self.FLAGS]
+        flags = ["--config", config_path, "--model", model, "--served-model-name", MODEL_NAME]
+        flags += [flag.format(address=address) for flag in self.FLAGS]
         self.log_file = open(self.log_path, "wb")
         self.process = subprocess.Popen(
-            command(self.ROLE, *flags, *args),
+            [*before, *command(self.ROLE, *flags, *args)],
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=self.log_file,
@@ -219,18 +223,19 @@ class Worker(Process):
 
     ROLE = "worker"
     FLAGS = (
-        *("--listen", "127.0.0.1:0", "--control-listen", "127.0.0.1:0", "--kv-blocks", "300"),
+        *("--listen", "{address}:0", "--control-listen", "{address}:0", "--kv-blocks", "300"),
         *("--threads", "1", "--policies", "native"),
     )
 
     def _wait_until_it_listens(self):
-        self.port = self._wait_for_address(r"probes.{0,12}=.{0,12}127\.0\.0\.1:(\d+)")
-        self.url = f"http://127.0.0.1:{self.port}"
+        address = re.escape(self.address)
+        self.port = self._wait_for_address(rf"probes.{{0,12}}=.{{0,12}}{address}:(\d+)")
+        self.url = f"http://{self.address}:{self.port}"
 
     @property
     def control(self):
-        port = self._wait_for_address(r"for gateways at 127\.0\.0\.1:(\d+)")
-        return f"127.0.0.1:{port}"
+        port = self._wait_for_address(rf"for gateways at {re.escape(self.address)}:(\d+)")
+        return f"{self.address}:{port}"
 
 
 class Etcd:
