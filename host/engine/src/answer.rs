@@ -337,11 +337,11 @@ mod tests {
     fn a_second_attempt_repeats_nothing_and_tells_its_replica_where_the_answer_ends() {
         let mut answer = answer(&["STOP"]);
         assert_eq!(push(&mut answer, &[0, 1]).0, "one two");
-        answer.begin_attempt(2, None);
+        assert!(answer.begin_attempt(2, 0, None));
         let (text, tokens, progress) = push(&mut answer, &[0, 1, 7]);
         assert_eq!((text.as_str(), tokens, progress.repeated), ("", vec![], 2));
         assert_eq!(push(&mut answer, &[8]).2.tell_end.unwrap().tokens, 2);
-        answer.begin_attempt(3, None);
+        assert!(answer.begin_attempt(3, 0, None));
         assert_eq!(push(&mut answer, &[0]).2.tell_end, None, "this replica has not got there yet");
         let (_, _, progress) = push(&mut answer, &[0]);
         assert!(progress.diverged, "the second token differs");

@@ -109,6 +109,8 @@ struct Copying {
     bytes: u64,
     /// What is said once it lies there.
     landed: Landed,
+    /// Its connection was closed since it did not settle.
+    is_given_up: bool,
 }
 
 /// A fence that is not certain yet: these endpoints may still let something land.
@@ -198,6 +200,7 @@ impl<O: Outside> MoverLoop<O> {
             }
             let now = StdInstant::now();
             self.peers.turn(now, &mut self.ends);
+            self.give_up_stuck(now);
             self.write_waiting(now);
             self.try_reset(now);
             if !moved {
@@ -213,7 +216,7 @@ impl<O: Outside> MoverLoop<O> {
             Some(bell) => watch.add(bell),
             None => watch.at_most(Duration::from_millis(1)),
         }
-        let due = [self.peers.next_turn(), self.waiting.front().map(|chunk| chunk.until)];
+        let due = [self.peers.next_turn(), self.waiting.front().map(|chunk| chunk.until), self.next_stuck()];
         for due in due.into_iter().flatten() {
             watch.at_most(due.saturating_duration_since(now));
         }
@@ -435,7 +438,7 @@ impl<O: Outside> MoverLoop<O> {
         match self.ends[end].start_under(GrantId(transfer.0), order) {
             Ok(()) => {
                 let bytes = moved * self.region.block_bytes() as u64;
-                self.copies.insert(op, Copying { end, started, bytes, landed });
+                self.copies.insert(op, Copying { end, started, bytes, landed, is_given_up: false });
                 None
             }
             Err(TransportError::Busy { .. } | TransportError::NotConnected(_)) => Some(chunk),
@@ -457,6 +460,35 @@ impl<O: Outside> MoverLoop<O> {
         }
         self.stopping.insert(transfer, me);
         self.try_quiet(transfer);
+    }
+
+    /// When a copy will have been under way for so long that its peer stands still: as long again as it may take.
+    fn next_stuck(&self) -> Option<StdInstant> {
+        let open = self.copies.values().filter(|copying| !copying.is_given_up);
+        open.map(|copying| copying.started + self.copy_max * 2).min()
+    }
+
+    /// Closes connections to peers that stand still: what is not settled takes room that others need, and is given up with the connection.
+    fn give_up_stuck(&mut self, now: StdInstant) {
+        if self.next_stuck().is_none_or(|due| due > now) {
+            return;
+        }
+        let copy_max = self.copy_max;
+        let mut stuck = BTreeSet::new();
+        for copying in self.copies.values_mut().filter(|copying| copying.started + copy_max * 2 <= now) {
+            copying.is_given_up = true;
+            stuck.insert((copying.end, copying.landed.to.replica));
+        }
+        for (end, replica) in stuck {
+            if let Some((_, peer)) = self.peers.way(replica).filter(|(up, _)| *up == end) {
+                tracing::warn!(
+                    replica = self.replica.0,
+                    peer = replica.0,
+                    "a mover does not answer: its connection is closed"
+                );
+                self.ends[end].disconnect(peer);
+            }
+        }
     }
 
     fn settled(&mut self, op: OpId) {

@@ -131,11 +131,15 @@ impl Peers {
     /// An endpoint is connected.
     pub fn connected(&mut self, end: usize, peer: PeerId) {
         let Some((replica, row)) = find(&mut self.rows, peer) else { return };
-        let State::Dialling { end: dialled, kind, why } = &row.state else { return };
-        if *dialled != end {
-            return;
-        }
-        let (kind, why) = (*kind, why.clone());
+        let (kind, why) = match &row.state {
+            State::Up { .. } => return,
+            State::Dialling { end: dialled, kind, why } if *dialled == end => (*kind, why.clone()),
+            // It was dialled, and a late word of the connection before was taken for its end.
+            _ => {
+                let kind = self.ours[end].address.kind();
+                (kind, kind.to_string())
+            }
+        };
         if row.told != why {
             tracing::info!(replica = self.me.0, peer = replica.0, way = %why, "KV goes to this replica");
             row.told.clone_from(&why);
@@ -177,10 +181,9 @@ impl Peers {
         for (replica, row) in &mut self.rows {
             if row.abandon.is_some_and(|at| at <= now) && !matches!(row.state, State::Up { .. }) {
                 row.abandon = None;
-                // An endpoint that is just dialling would lose that.
-                let dialled = if let State::Dialling { end, .. } = row.state { Some(end) } else { None };
-                let others = ends.iter_mut().enumerate().filter(|(at, _)| Some(*at) != dialled);
-                others.for_each(|(_, end)| end.abandon(row.identity));
+                ends.iter_mut().for_each(|end| end.abandon(row.identity));
+                // What was dialling is begun anew, after the word that it is over.
+                row.state = State::Resting { until: now + REST_MIN };
             }
             while let State::Resting { until } = row.state
                 && until <= now

@@ -9,7 +9,7 @@ use penstock_base::{BlockRef, Instant, ReplicaEpoch, ReplicaId, TransferId};
 use penstock_exec::SampledToken;
 use penstock_sched::handoff::{Grid, Peer, SenderWord};
 use penstock_sched::replica::HandoffInput;
-use penstock_transport::{Kind, PeerId, Region};
+use penstock_transport::{GrantId, Kind, PeerId, Region, Transport};
 
 use super::landed::Landed;
 use super::mover::{LANDED, MoverLoop, MoverOrder, MoverWake, ORDERS, PEERS, RESET, WRITES, lanes};
@@ -49,6 +49,11 @@ impl Outside for Around {
     fn failed(&self) {}
 }
 
+fn settings(kinds: &[Kind]) -> TransferSettings {
+    let memfd_dir = std::env::temp_dir().join(format!("penstock-movers-{}", std::process::id()));
+    TransferSettings { kinds: kinds.to_vec(), memfd_dir, ..TransferSettings::default() }
+}
+
 struct Mover {
     me: Peer,
     life: u64,
@@ -63,17 +68,19 @@ struct Mover {
 
 impl Mover {
     fn new(replica: u32, life: u64, kinds: &[Kind]) -> Self {
+        Self::with(replica, life, kinds, Duration::from_secs(2))
+    }
+
+    fn with(replica: u32, life: u64, kinds: &[Kind], copy_max: Duration) -> Self {
         let me = Peer { replica: ReplicaId(replica), epoch: ReplicaEpoch(1) };
         let region = Region::shared(BYTES, BLOCKS * LAYERS).expect("memory");
-        let dir = std::env::temp_dir().join(format!("penstock-movers-{}", std::process::id()));
-        let settings = TransferSettings { kinds: kinds.to_vec(), memfd_dir: dir, ..TransferSettings::default() };
         let identity = PeerId { endpoint: u64::from(replica), epoch: life };
         let prepared = Prepared {
-            ends: endpoints(&settings, identity, &region).expect("endpoints"),
+            ends: endpoints(&settings(kinds), identity, &region).expect("endpoints"),
             region: region.clone(),
             layers: LAYERS,
             order: kinds.into(),
-            copy_max: Duration::from_secs(2),
+            copy_max,
             peers: Arc::new([]),
         };
         let descriptors = prepared.descriptors();
@@ -377,6 +384,73 @@ fn a_peer_that_dies_is_noticed_and_its_next_life_is_reached() {
         let (sent, arrived) = chunk(&next, 1);
         assert_eq!(sent, arrived, "{kind}");
     }
+}
+
+/// A mover that has begun to write a chunk to a peer that stands still, and is told to stop. Returns it with the peer's endpoint.
+fn stopped_before_one_that_stands_still(kind: Kind, copy_max: Duration) -> (Mover, Box<dyn Transport>) {
+    let sender = Mover::with(0x51, 1, &[kind], copy_max);
+    // Its endpoint is served here, so that it can stand still.
+    let region = Region::shared(BYTES, BLOCKS * LAYERS).expect("memory");
+    let still = Peer { replica: ReplicaId(0x52), epoch: ReplicaEpoch(1) };
+    let identity = PeerId { endpoint: 0x52, epoch: 1 };
+    let mut end = endpoints(&settings(&[kind]), identity, &region).expect("endpoints").remove(0);
+    let (writer, all) = (PeerId { endpoint: 0x51, epoch: 1 }, 0..BLOCKS * LAYERS);
+    end.grant(writer, GrantId(TRANSFER.0), 0, std::slice::from_ref(&all)).expect("blocks that are there");
+    let descriptors = vec![end.descriptor().encode()];
+    let known = MoverWake::Peer { replica: still.replica, life: 1, descriptors };
+    sender.mailbox.try_push(PEERS, known).expect("room");
+    let (mut events, start) = (Vec::new(), StdInstant::now());
+    while sender.kinds() != [Some(kind)] {
+        assert!(start.elapsed() < PATIENCE, "{:?}", sender.ways.all());
+        end.poll(Duration::from_millis(1), &mut events);
+    }
+    sender.order(MoverOrder::Send { transfer: TRANSFER, grid: GRID });
+    sender.order(MoverOrder::Sources { transfer: TRANSFER, blocks: blocks(10) });
+    sender.order(MoverOrder::Bind { transfer: TRANSFER, to: still, blocks: blocks(40).into() });
+    write(&sender, 0);
+    sender.order(MoverOrder::Stop(TRANSFER));
+    // What does not concern it goes on meanwhile, and nothing says that its blocks are not read any more.
+    let other = TransferId(5);
+    sender.order(MoverOrder::Fence(other));
+    assert!(matches!(sender.hears_of_handoff(), HandoffInput::Fenced(fenced) if fenced == other), "{kind}");
+    let early = sender.told.recv_timeout(Duration::from_millis(300));
+    assert!(early.is_err(), "{kind}: quiet while a peer may still read");
+    (sender, end)
+}
+
+#[test]
+fn quiet_is_said_once_a_peer_that_stood_still_has_let_go() {
+    for kind in FAR {
+        let (sender, mut end) = stopped_before_one_that_stands_still(kind, Duration::from_secs(20));
+        let (mut events, start) = (Vec::new(), StdInstant::now());
+        let word = loop {
+            end.poll(Duration::from_millis(1), &mut events);
+            if let Ok(word) = sender.told.try_recv() {
+                break word;
+            }
+            assert!(start.elapsed() < PATIENCE, "{kind}: it has let go");
+        };
+        let is_quiet =
+            matches!(word, ReplicaWake::Handoff { input: HandoffInput::Quiet(transfer), .. } if transfer == TRANSFER);
+        assert!(is_quiet, "{kind}");
+    }
+}
+
+/// Without this a few that stand still would in time take all room that a mover has.
+fn is_given_up(kind: Kind) {
+    let (sender, _end) = stopped_before_one_that_stands_still(kind, Duration::from_millis(200));
+    assert!(matches!(sender.hears_of_handoff(), HandoffInput::Quiet(TRANSFER)), "{kind}");
+    assert_eq!(sender.kinds(), [None], "{kind}");
+}
+
+#[test]
+fn a_peer_that_stands_still_for_good_is_given_up_over_tcp() {
+    is_given_up(Kind::Tcp);
+}
+
+#[test]
+fn a_peer_that_stands_still_for_good_is_given_up_by_memfd() {
+    is_given_up(Kind::Memfd);
 }
 
 #[test]

@@ -329,11 +329,6 @@ impl Metrics {
         &self.caches
     }
 
-    /// A hand-off that nobody kept was ended.
-    pub(crate) fn handoff_swept(&self) {
-        self.handoffs_swept.inc();
-    }
-
     pub(crate) fn gateway_event(&self, event: &GatewayEvent) {
         match *event {
             GatewayEvent::Admission { verdict, .. } => {
@@ -593,6 +588,7 @@ mod tests {
             (&metrics.stale_inputs, &["gateway"][..]),
             (&metrics.clock_clamped, &["gateway"][..]),
             (&metrics.handoffs, &["handed_off", ""][..]),
+            (&metrics.migrations, &["lost", "moved"][..]),
             (&metrics.transfer_chunks, &["written"][..]),
         ] {
             family.with_label_values(labels).inc();

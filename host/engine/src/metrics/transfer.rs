@@ -23,4 +23,9 @@ impl Metrics {
     pub(crate) fn chunk_failed(&self) {
         self.transfer_chunks.with_label_values(&["failed"]).inc();
     }
+
+    /// A hand-off that nobody kept was ended.
+    pub(crate) fn handoff_swept(&self) {
+        self.handoffs_swept.inc();
+    }
 }
