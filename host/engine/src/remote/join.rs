@@ -48,7 +48,7 @@ pub enum JoinError {
         there: u64,
     },
     /// Another worker has its number.
-    #[error("replica {replica} is another worker already: give one of them another name or another worker.replica_id")]
+    #[error("replica {replica} is another worker already: give one of them another name or another cluster.replica_id")]
     Taken {
         /// Which.
         replica: u32,

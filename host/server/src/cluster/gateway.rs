@@ -22,6 +22,8 @@ use crate::machines;
 use crate::policies::Keeper;
 use crate::serve::{self, Beginning, Chosen, Listeners};
 
+/// Time for the last words to workers to leave the process.
+const GOODBYE: Duration = Duration::from_millis(100);
 /// How often the age of what discovery says is measured.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -88,6 +90,8 @@ pub fn run(config: Config) -> Result<()> {
     })?;
     keeper.end();
     let is_joined = app.engine.shutdown();
+    // Its goodbyes are on their way: workers that hear them need not wait for a lease.
+    std::thread::sleep(GOODBYE);
     tracing::info!(joined = is_joined, "stopped");
     Ok(())
 }

@@ -38,11 +38,18 @@ pub async fn replicas(State(app): State<Arc<App>>) -> Json<Value> {
             "step_us": load.step.as_us(),
         })
     });
+    // How KV gets from the replicas here to others, and why so.
+    let transfers = app.engine.ways().into_iter().map(|way| {
+        let kind = way.kind.map(|kind| kind.to_string());
+        json!({"from": way.from.0, "to": way.to.0, "transport": kind, "why": way.why})
+    });
+    let transfers: Vec<Value> = transfers.collect();
     let mut shown = json!({
         "replicas": replicas.collect::<Vec<_>>(),
         "waiting_requests": status.queue.waiting_requests,
         "placed_requests": status.queue.placed_requests,
         "tenants": app.tenants().len(),
+        "transfers": transfers,
     });
     if let Some((name, of_others)) = app.cluster.shown() {
         shown[name] = of_others;
