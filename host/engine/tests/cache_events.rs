@@ -1,7 +1,11 @@
 //! What a replica caches, told by one engine and heard by others: as events on a wire, and in where another engine's gateway sends requests.
 
 #[path = "../../kv-events/tests/sockets/by_hand.rs"]
-#[allow(dead_code, reason = "this test asks for what is kept and nothing else")]
+#[allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "this test asks for what is kept and nothing else; a panic is its failure"
+)]
 mod by_hand;
 mod support;
 
@@ -16,6 +20,9 @@ use penstock_kv_events::{Batch, BlockHash, Consumer, KvEvent};
 use penstock_model::{BlockKeyChain, Namespace, root_key};
 use penstock_sched::replica::ReplicaConfig;
 use support::{Fault, PATIENCE, Rig, Sizes, answer, prompt, read};
+
+/// By key: the key of the block before it, and its tokens.
+type Blocks = BTreeMap<[u8; 16], (Option<[u8; 16]>, Vec<u32>)>;
 
 /// Tokens in a block of the fakes.
 fn block(rig: &Rig) -> usize {
@@ -98,7 +105,7 @@ fn kept(replay: SocketAddr) -> Vec<Batch> {
 async fn blocks_are_told_with_their_parents_and_tokens_only_when_that_was_asked_for() {
     for with_tokens in [false, true] {
         let (rig, _, replay) = publishing(1, with_tokens);
-        let mut expected: BTreeMap<[u8; 16], (Option<[u8; 16]>, Vec<u32>)> = BTreeMap::new();
+        let mut expected = Blocks::new();
         let mut surely = BTreeSet::new();
         for (which, length, output) in [(1, 40, 30), (2, 33, 1), (1, 40, 30), (3, 7, 60)] {
             let prompt = prompt(which, length);
