@@ -10,7 +10,10 @@ import httpx
 import pytest
 
 from cluster import STREAMS, TOKEN, Cluster, Stream, all_of, answers, in_folder, record_of, wait_until
+from keys import bearer, key_file
 from server import Etcd, Metrics, Server, run_to_end
+
+KEY = "alpha-key-0123456789"
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +164,36 @@ def test_prompts_computed_at_one_worker_are_decoded_at_another(cluster, tmp_path
     gateway.wait_for_workers(1)
     assert answers(all_of(gateway)) == expected[None]
     figure(f"hand-offs between processes by {kind}: {handed:.0f} of {STREAMS} cold requests, {moved / 2**20:.1f} MiB moved")
+
+def test_two_gateways_share_the_quotas_of_their_tenants(cluster, tmp_path):
+    where = in_folder(tmp_path)
+    cluster.worker("one", *where)
+    config = {
+        "cluster": {"share_quotas": True},
+        "discovery": {"lease_ms": 4000},
+        "limits": {"quota_window_ms": 2000},
+    }
+    keys = key_file(("alpha", KEY, {"tokens_per_window_max": 40}))
+    gateways = [cluster.gateway(name, *where, config=config, keys=keys) for name in ("left", "right")]
+    for gateway in gateways:
+        gateway.wait_for_workers(1)
+    share = lambda gateway: gateway.metrics().sum("penstock_quota_share_ratio")  # noqa: E731
+    ask = lambda gateway: httpx.post(  # noqa: E731
+        f"{gateway.url}/v1/completions",
+        json={"model": "demo", "prompt": "water", "max_tokens": 9, "ignore_eos": True},
+        headers=bearer(KEY),
+        timeout=60,
+    )
+    if share(gateways[0]) == 0:
+        refused = ask(gateways[0])
+        assert refused.status_code == 429, "nothing is given out before the share is known"
+    wait_until("both have their share", lambda: abs(share(gateways[0]) + share(gateways[1]) - 1) < 1e-5)
+    assert 0.3 < share(gateways[0]) < 0.7
+    # At each of them less than the quota, which one alone would let in.
+    taken = [sum(ask(gateway).status_code == 200 for _ in range(6)) for gateway in gateways]
+    assert all(0 < one <= 3 for one in taken) and sum(taken) <= 4, taken
+    gateways[1].kill()
+    wait_until("what the lost one had is taken over", lambda: share(gateways[0]) == 1)
 
 
 # --- what is refused

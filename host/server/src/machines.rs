@@ -222,6 +222,9 @@ pub fn engine_config(config: &Config) -> Result<EngineConfig> {
         overload_tick: ms(config.policy.overload_tick_ms),
         no_progress: ms(config.limits.no_progress_ms),
         migrations_max: config.limits.migrations_max,
+        // More than one: what is this one's is said by lease.
+        gateways: if config.cluster.share_quotas { 2 } else { 1 },
+        quota_floor_ppm: config.cluster.quota_floor_ppm,
         quota_window: ms(config.limits.quota_window_ms),
         // The full walk is for tests; a live server walks now and then.
         check_every_step: false,

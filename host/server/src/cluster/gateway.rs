@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use super::caller::{self, Line};
 use super::roster::{Goal, Roster};
 use super::sight::Sight;
-use super::{Cluster, identity, places};
+use super::{Cluster, identity, places, quotas};
 use crate::config::{Config, DiscoveryAt};
 use crate::edge::{App, Idempotency, Parts};
 use crate::machines;
@@ -38,6 +38,7 @@ pub fn run(config: Config) -> Result<()> {
     let tenants = serve::read_tenants(&config, &tenant_ids)?;
     let token = config.cluster.token_file.as_deref().map(identity::token).transpose()?;
     let name = identity::name(&config, listeners.api.address.port())?;
+    let api = listeners.api.address.to_string();
     let discovery = places::open(&config)?;
     let located = machines::locate(&config)?;
     let model = Arc::new(machines::open(&located)?);
@@ -54,6 +55,7 @@ pub fn run(config: Config) -> Result<()> {
     engine_config.handoff = Some(HandoffSetup { prefill: 1, gateway: machines::handoff_config(&config) });
     let engine = Engine::start_gateway(engine_config, served, sizes, config.cluster.workers_max);
     let engine = Arc::new(engine.context("start the gateway")?);
+    let shares = place_of_gateways(&config)?;
     let sight = Arc::new(Sight::new(discovery.describe(), engine.metrics()));
     let line = Line {
         engine: Arc::clone(&engine),
@@ -81,11 +83,18 @@ pub fn run(config: Config) -> Result<()> {
     let is_watched = app.config.cluster.discovery != DiscoveryAt::Memory;
     runtime.block_on(async {
         let calls = tokio::spawn(call_all(Arc::new(line), roster, discovery, is_watched));
+        let shares = shares.map(|place| {
+            let record = quotas::record(name.clone(), identity::life(), api.clone(), app.model_name.clone());
+            tokio::spawn(quotas::keep(Arc::clone(&app.engine), place, record, quotas::timing(&app.config)))
+        });
         let announce = |app: &App, listeners: &Listeners| {
             announce(app, listeners, name.as_str(), epoch, &compatibility, start);
         };
         let served = serve::serve(Arc::clone(&app), listeners, announce).await;
         calls.abort();
+        if let Some(shares) = shares {
+            shares.abort();
+        }
         served
     })?;
     keeper.end();
@@ -94,6 +103,11 @@ pub fn run(config: Config) -> Result<()> {
     std::thread::sleep(GOODBYE);
     tracing::info!(joined = is_joined, "stopped");
     Ok(())
+}
+
+/// Where gateways make themselves known, when they share the tenants' quotas.
+fn place_of_gateways(config: &Config) -> Result<Option<Box<dyn Discovery>>> {
+    config.cluster.share_quotas.then(|| quotas::open(config)).transpose()
 }
 
 fn me(id: u64, epoch: GatewayEpoch, compatibility: String, token: Option<String>) -> Identity {

@@ -2,7 +2,7 @@
 //!
 //! [`gateway`] and [`worker`] are the two roles from start to end. [`identity`] says who this process is and what both ends must have in
 //! common, [`places`] where workers make themselves known. At a gateway [`roster`] decides whom to call, [`caller`] does it, and [`sight`] is
-//! what operators are shown; at a worker [`registrar`] keeps it known, and [`duty`] has how far it is.
+//! what operators are shown, [`quotas`] its part of the tenants' quotas; at a worker [`registrar`] keeps it known, and [`duty`] has how far it is.
 
 mod caller;
 mod doors;
@@ -11,6 +11,7 @@ mod duty;
 pub mod gateway;
 mod identity;
 mod places;
+mod quotas;
 mod registrar;
 mod roster;
 mod sight;

@@ -87,6 +87,7 @@ impl Config {
         let cluster = &self.cluster;
         range("cluster.workers_max", cluster.workers_max as u64, 1..=WORKERS_MAX);
         range("cluster.gateways_max", cluster.gateways_max as u64, 1..=64);
+        range("cluster.quota_floor_ppm", u64::from(cluster.quota_floor_ppm), 0..=1_000_000);
         range("cluster.session_lease_ms", cluster.session_lease_ms, 1_000..=600_000);
         range("cluster.redial_ms", cluster.redial_ms, 50..=60_000);
         range("cluster.replica_id", u64::from(cluster.replica_id), 0..=u64::from(u32::MAX) - 1);
@@ -161,12 +162,24 @@ impl Config {
         let mut faults = Faults::default();
         let (cluster, replicas) = (&self.cluster, &self.replicas);
         match job {
-            Job::Serve => {}
+            Job::Serve => {
+                if cluster.share_quotas {
+                    faults.push("cluster.share_quotas: `penstock serve` stands alone: gateways share".to_owned());
+                }
+            }
             Job::Gateway => {
                 if cluster.discovery == DiscoveryAt::Memory && cluster.workers.is_empty() {
                     faults.push(
                         "a gateway computes nothing itself: say where its workers are, with --worker HOST:PORT (cluster.workers) \
                          or --discovery (cluster.discovery)"
+                            .to_owned(),
+                    );
+                }
+                let has_place = matches!(cluster.discovery, DiscoveryAt::Folder(_) | DiscoveryAt::Etcd(_));
+                if cluster.share_quotas && !has_place {
+                    faults.push(
+                        "cluster.share_quotas: gateways see each other by cluster.discovery = folder:PATH or etcd:URL, and by nothing \
+                         else"
                             .to_owned(),
                     );
                 }
@@ -241,6 +254,14 @@ mod tests {
         assert_eq!(faults("[cluster]\ndiscovery = \"kubernetes\"\n", Job::Gateway), "");
         let two = "[cluster]\nworkers_max = 1\nworkers = [\"localhost:1\", \"localhost:2\"]\n";
         assert!(faults(two, Job::Gateway).contains("2 workers are named, and cluster.workers_max is 1"));
+    }
+
+    #[test]
+    fn shared_quotas_need_a_place_to_see_each_other() {
+        let shared = "[cluster]\nshare_quotas = true\n";
+        assert!(faults(shared, Job::Serve).contains("stands alone"));
+        assert!(faults(&format!("{shared}discovery = \"kubernetes\"\n"), Job::Gateway).contains("folder:PATH"));
+        assert_eq!(faults(&format!("{shared}discovery = \"folder:/tmp\"\n"), Job::Gateway), "");
     }
 
     #[test]

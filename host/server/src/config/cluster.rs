@@ -31,6 +31,10 @@ pub struct ClusterConfig {
     pub workers_max: usize,
     /// Most gateways that a worker takes.
     pub gateways_max: usize,
+    /// The tenants' quotas hold for all gateways of this discovery together.
+    pub share_quotas: bool,
+    /// Part of each quota that a gateway gives out while it does not know its share, in parts per million.
+    pub quota_floor_ppm: u32,
     /// A control session without a connection is over after this.
     pub session_lease_ms: u64,
     /// Longest pause before a worker that could not be reached is called again.
@@ -250,6 +254,8 @@ impl Default for ClusterConfig {
             workers: Vec::new(),
             workers_max: 64,
             gateways_max: 8,
+            share_quotas: false,
+            quota_floor_ppm: 0,
             session_lease_ms: 10_000,
             redial_ms: 2_000,
             labels: Vec::new(),
