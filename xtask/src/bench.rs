@@ -15,6 +15,10 @@ use crate::{policies, serve, target};
 pub enum Bench {
     /// One call of each seat, and all calls of a step, behind the wall and natively: docs/performance-policies.md.
     PolicyCost,
+    /// Where computing prompts apart from decoding pays, in virtual time: docs/prefill-decode.md. A path behind `--` gets the picture.
+    PrefillDecode,
+    /// What a request costs the gateway's machine before 10, 100 and 1,000 workers: docs/performance-gateway.md.
+    GatewayCost,
     /// This server beside llama.cpp's and vLLM's, taking turns on the same loads: docs/performance.md.
     Peers,
 }
@@ -25,7 +29,18 @@ pub fn run(root: &Path, bench: Bench, profile: Option<&str>, args: &[String]) ->
     match bench {
         Bench::PolicyCost => policy_cost(root, profile, args),
         Bench::Peers => peers::run(root, profile, args),
+        Bench::PrefillDecode => of_simulator(root, "prefill_decode", profile, args),
+        Bench::GatewayCost => of_simulator(root, "gateway_cost", profile, args),
     }
+}
+
+/// A benchmark of the simulator's crate. The whole workspace is selected, as everywhere, so that nothing is compiled with other features.
+fn of_simulator(root: &Path, name: &str, profile: &str, args: &[String]) -> Result<()> {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["bench", "--workspace", "--bench", name, "--profile", profile, "--"]).args(args);
+    let status = command.current_dir(root).status().with_context(|| format!("run {command:?}"))?;
+    ensure!(status.success(), "{command:?}: {status}");
+    Ok(())
 }
 
 fn policy_cost(root: &Path, profile: &str, args: &[String]) -> Result<()> {

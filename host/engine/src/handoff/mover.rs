@@ -374,7 +374,19 @@ impl<O: Outside> MoverLoop<O> {
     }
 
     /// Writes a chunk, or keeps it until there is a connection and room. What finds no place is said again.
+    ///
+    /// A chunk that waits or is under way is not written a second time: the machine says it again when it hears nothing for a while, and on a
+    /// link that is busy for longer than that the repetitions would take the place of everything else.
     fn write_or_wait(&mut self, chunk: Chunk) {
+        let (transfer, index) = (chunk.transfer, chunk.index);
+        if self.copies.values().any(|copying| (copying.landed.transfer, copying.landed.index) == (transfer, index)) {
+            return;
+        }
+        if let Some(waits) = self.waiting.iter_mut().find(|waits| (waits.transfer, waits.index) == (transfer, index)) {
+            // It keeps its place, and goes with the newer stamp.
+            *waits = chunk;
+            return;
+        }
         let Some(chunk) = self.write(chunk) else { return };
         if self.waiting.len() >= WAITING_MAX {
             return self.outside.failed();

@@ -266,21 +266,19 @@ fn chunks_land_with_equal_sums_and_so_does_the_whole() {
 fn many_chunks_are_under_way_at_once() {
     for kind in FAR {
         let (sender, receiver) = pair(&[kind]);
-        // As if each were lost again and again: repetitions are harmless.
+        // Said again and again while they travel: each lands at least once, and repetitions that come in time cost nothing.
         for _ in 0..20 {
             (0..3).for_each(|index| write(&sender, index));
         }
-        for _ in 0..60 {
-            sender.passes_on(&receiver);
-        }
         let mut seen = [0; 3];
-        for _ in 0..60 {
+        while seen.contains(&0) {
+            sender.passes_on(&receiver);
             let ReplicaWake::Handoff { input: HandoffInput::OfSender(word), .. } = receiver.hears() else { panic!() };
             let SenderWord::Chunk { index, sent, arrived } = word.body.word else { panic!() };
             assert_eq!(sent, arrived, "{kind}");
             seen[index as usize] += 1;
         }
-        assert_eq!(seen, [20; 3], "{kind}");
+        assert!(seen.iter().all(|count| *count <= 20), "{kind}: {seen:?}");
     }
 }
 

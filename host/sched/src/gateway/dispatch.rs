@@ -9,24 +9,59 @@ use super::State;
 use super::feedback::SKIPPED_IN_VAIN;
 use super::io::{GatewayEffect, GatewayEvent};
 use super::place::{How, Placed};
+use super::replicas::Replica;
 use super::request::{Need, Place};
 use super::seats::Cx;
 use super::signals::{OrderFacts, WaitingRows};
 use super::table::NONE;
+use crate::message::Credit;
 
 /// Why a ranked row came to nothing, as facts number it.
 const SKIPPED_NO_FIT: u64 = 0;
 /// See [`SKIPPED_NO_FIT`].
 const SKIPPED_NO_CREDIT: u64 = 3;
 
+/// Credit of all ready replicas together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Granted {
+    /// Sequences that may be started.
+    pub take: u64,
+    /// Prompt tokens.
+    pub tokens: u64,
+    /// Blocks.
+    pub blocks: u64,
+}
+
+/// Does this credit let anything start? Slots alone do not.
+fn startable(replica: &Replica, credit: Credit) -> bool {
+    replica.decodes() && replica.withheld_for == NONE && credit.blocks > 0 && credit.prefill_tokens > 0
+}
+
 impl State {
-    /// Sequences that may be started now: credit of ready replicas that is not withheld, within the bound on running requests.
-    fn takeable(&self) -> u64 {
+    /// What ready replicas grant now, in one walk over them; and how many sequences may be started: by credit that is not withheld, within
+    /// the bound on running requests.
+    fn granted(&self) -> Granted {
+        let mut granted = Granted::default();
+        for (_, replica) in self.replicas.iter_ready() {
+            let credit = replica.credit();
+            granted.tokens = granted.tokens.saturating_add(credit.prefill_tokens);
+            granted.blocks = granted.blocks.saturating_add(credit.blocks);
+            if startable(replica, credit) {
+                granted.take += u64::from(credit.requests);
+            }
+        }
         let room = self.config.running_requests_max - self.running_requests;
-        let free = self.replicas.iter_ready().filter(|(_, replica)| replica.decodes() && replica.withheld_for == NONE);
-        let credits = free.map(|(_, replica)| replica.credit());
-        let usable = credits.filter(|credit| credit.blocks > 0 && credit.prefill_tokens > 0);
-        usable.map(|credit| u64::from(credit.requests)).sum::<u64>().min(u64::from(room))
+        granted.take = granted.take.min(u64::from(room));
+        granted
+    }
+
+    /// May any sequence be started? The first replica that grants one tells.
+    fn takes_any(&self) -> bool {
+        let grants = |(_, replica): (u32, &Replica)| {
+            let credit = replica.credit();
+            startable(replica, credit) && credit.requests > 0
+        };
+        self.config.running_requests_max > self.running_requests && self.replicas.iter_ready().any(grants)
     }
 
     /// At the end of a step that changed who waits or what is granted.
@@ -62,7 +97,7 @@ impl State {
         }
         slots.sort_unstable_by_key(|slot| self.requests.table[*slot].wait.ticket);
         for slot in &slots {
-            if self.takeable() == 0 {
+            if !self.takes_any() {
                 break;
             }
             let request = &self.requests.table[*slot];
@@ -112,8 +147,12 @@ impl State {
 
     /// One question. `true` when something left the queues that `order` sees, and more may be placed.
     fn order_once(&mut self, cx: &mut Cx<'_>) -> bool {
-        let take = self.takeable();
-        if take == 0 || self.flows.ring.is_empty() {
+        if self.flows.ring.is_empty() {
+            return false;
+        }
+        let granted = self.granted();
+        let take = granted.take;
+        if take == 0 {
             return false;
         }
         let rows = cx.policies.fairness().terms().window(self.config.order_rows);
@@ -125,7 +164,7 @@ impl State {
         let has_overlaps = self.fill_overlap_columns(cx.policies, &mut cx.seats.scratch);
         let asked = {
             let seats = &mut *cx.seats;
-            let facts = OrderFacts { state: self, take };
+            let facts = OrderFacts { state: self, granted };
             let waiting = WaitingRows { state: self, rows: &seats.scratch.window, has_overlaps };
             seats.order.ask(cx.policies.fairness(), self.now, &facts, &waiting, &mut seats.scratch.ranked)
         };
@@ -192,7 +231,7 @@ impl State {
             match result {
                 Placed::Dispatched => {
                     moved = true;
-                    exhausted = self.takeable() == 0;
+                    exhausted = !self.takes_any();
                 }
                 Placed::Waits | Placed::Ended => moved = true,
                 Placed::NoFit { short_blocks } => {

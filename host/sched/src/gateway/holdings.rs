@@ -59,6 +59,9 @@ impl State {
         at.uncovered.add(&need);
         at.uncovered_requests += 1;
         at.expected_left += expected;
+        if !at.draining {
+            self.replicas.uncovered_blocks += need.blocks;
+        }
         let inflight = &mut self.inflight[class.index()];
         inflight.requests += 1;
         inflight.blocks += need.blocks;
@@ -82,7 +85,11 @@ impl State {
         if at.report.as_ref().is_none_or(|report| run.number > report.covers) {
             at.uncovered.sub(&run.need);
             at.uncovered_requests -= 1;
+            if !at.draining {
+                self.replicas.uncovered_blocks -= run.need.blocks;
+            }
         }
+        let at = &mut self.replicas.table[replica];
         if at.first_uncovered == slot {
             at.first_uncovered = self.requests.inner.next(slot);
         }

@@ -227,7 +227,7 @@ impl State {
     }
 
     fn find_edges(&mut self) {
-        let uncovered: u64 = self.replicas.iter_ready().map(|(_, replica)| replica.uncovered.blocks).sum();
+        let uncovered = self.replicas.uncovered_blocks;
         let pool = self.replicas.pool;
         let used = pool.active_blocks.saturating_add(uncovered);
         let queue = self.queue;

@@ -227,9 +227,10 @@ impl State {
         let part = (rows * 24 / 64).max(1);
         work.clear();
         work.extend_from_slice(eligible);
-        work.sort_unstable_by_key(|other| (core::cmp::Reverse(overlaps.blocks(*other)), replica(*other).facts.replica));
-        chosen.extend(work.iter().take(part.min(rows)));
-        work.sort_unstable_by_key(|other| {
+        let by_overlap = |other: &u32| (core::cmp::Reverse(overlaps.blocks(*other)), replica(*other).facts.replica);
+        chosen.extend_from_slice(first_by_key(work, part.min(rows), by_overlap));
+        // Of the first so many, no more than were chosen before are chosen already.
+        let by_load = first_by_key(work, part * 2, |other| {
             let at = replica(*other);
             let (prefill, active) =
                 at.load().map_or((0, 0), |load| (load.prefill_tokens, u64::from(load.active_blocks)));
@@ -242,8 +243,8 @@ impl State {
                 chosen.push(other);
             }
         };
-        let best = *work.first().expect("more are eligible than a window holds");
-        work.iter().for_each(|other| add(*other, part * 2));
+        let best = *by_load.first().expect("more are eligible than a window holds");
+        by_load.iter().for_each(|other| add(*other, part * 2));
         add(best, rows);
         let last = self.sessions.last(request.manifest.session).and_then(|(id, epoch)| self.replicas.find(id, epoch));
         if let Some(last) = last.filter(|last| eligible.contains(last)) {
@@ -253,8 +254,8 @@ impl State {
             let number = request.manifest.request.0 ^ u64::from(replica(other).facts.replica.0).rotate_left(32);
             call_seed(self.config.run_seed, Question::Routing, number)
         };
-        work.sort_unstable_by_key(|other| (throw(*other), replica(*other).facts.replica));
-        work.iter().for_each(|other| add(*other, rows));
+        let by_lot = first_by_key(work, rows * 2, |other| (throw(*other), replica(*other).facts.replica));
+        by_lot.iter().for_each(|other| add(*other, rows));
         chosen.sort_unstable_by_key(|other| replica(*other).facts.replica);
     }
 
@@ -409,4 +410,15 @@ impl State {
         self.tell(fact.at(self.now.as_us()), cx);
         true
     }
+}
+
+/// The first `count` by a key that no two share, in order. The others are not ordered: a window is a small part of many replicas.
+fn first_by_key<K: Ord>(work: &mut [u32], count: usize, key: impl Fn(&u32) -> K) -> &[u32] {
+    let count = count.min(work.len());
+    if 0 < count && count < work.len() {
+        work.select_nth_unstable_by_key(count - 1, &key);
+    }
+    let first = &mut work[..count];
+    first.sort_unstable_by_key(key);
+    first
 }

@@ -271,6 +271,8 @@ pub(super) struct Replicas {
     by_id: Vec<u32>,
     /// Over ready ones.
     pub pool: PoolSums,
+    /// Blocks debited at ready ones and covered by no report. Asked for at every step, so it is kept and not added up.
+    pub uncovered_blocks: u64,
     /// Ready ones.
     ready: u32,
 }
@@ -280,7 +282,7 @@ impl Replicas {
     pub fn new(replicas_max: usize) -> Self {
         let table = Table::with_capacity(replicas_max);
         let by_id = Vec::with_capacity(table.capacity());
-        Self { table, by_id, pool: PoolSums::default(), ready: 0 }
+        Self { table, by_id, pool: PoolSums::default(), uncovered_blocks: 0, ready: 0 }
     }
 
     /// Adds a ready replica; `None` when the table is full or it is known.
@@ -318,6 +320,7 @@ impl Replicas {
         if let Some(load) = replica.load() {
             self.pool.change(load, |sum, part| sum - part);
         }
+        self.uncovered_blocks -= replica.uncovered.blocks;
         self.ready -= 1;
     }
 
@@ -351,6 +354,9 @@ impl Replicas {
                 break;
             }
             replica.uncovered.sub(&first.need);
+            if !replica.draining {
+                self.uncovered_blocks -= first.need.blocks;
+            }
             replica.uncovered_requests -= 1;
             replica.first_uncovered = first.next;
         }
@@ -398,7 +404,7 @@ impl Replicas {
     /// Order and sums equal a walk.
     pub fn check(&self, links: &Links) -> Result<(), &'static str> {
         self.table.check()?;
-        let (mut pool, mut ready, mut last) = (PoolSums::default(), 0, None);
+        let (mut pool, mut ready, mut last, mut uncovered) = (PoolSums::default(), 0, None, 0);
         for (_, replica) in self.iter() {
             replica.requests.check(links)?;
             if last >= Some(replica.facts.replica) {
@@ -409,11 +415,13 @@ impl Replicas {
                 continue;
             }
             ready += 1;
+            uncovered += replica.uncovered.blocks;
             if let Some(load) = replica.load() {
                 pool.change(load, |sum, part| sum + part);
             }
         }
-        if self.by_id.len() != self.table.len() || ready != self.ready || pool != self.pool {
+        let sums = (ready, pool, uncovered) == (self.ready, self.pool, self.uncovered_blocks);
+        if self.by_id.len() != self.table.len() || !sums {
             return Err("replicas: a sum differs from the walk");
         }
         Ok(())
@@ -424,14 +432,15 @@ impl Replicas {
         let mut by_id = Vec::with_capacity(table.capacity());
         by_id.extend(table.iter().map(|(slot, _)| slot));
         by_id.sort_unstable_by_key(|slot| table.key(*slot));
-        let (mut pool, mut ready) = (PoolSums::default(), 0);
+        let (mut pool, mut ready, mut uncovered_blocks) = (PoolSums::default(), 0, 0);
         for (_, replica) in table.iter().filter(|(_, replica)| !replica.draining) {
             ready += 1;
+            uncovered_blocks += replica.uncovered.blocks;
             if let Some(load) = replica.load() {
                 pool.change(load, |sum, part| sum + part);
             }
         }
-        Self { table, by_id, pool, ready }
+        Self { table, by_id, pool, uncovered_blocks, ready }
     }
 }
 

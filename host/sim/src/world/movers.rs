@@ -3,7 +3,7 @@
 //! A chunk goes directly from replica to replica and takes its bytes' time. What is written is what lay in the sender's blocks when it was
 //! posted, and it lies in the receiver's blocks when it has arrived. Words go by the gateway that leads the hand-off. All may be lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use penstock_base::{BlockRef, Duration, GatewayEpoch, Instant, ReplicaEpoch, SeqId, TransferId};
@@ -33,6 +33,8 @@ struct Sent {
     bound: Option<(Peer, Arc<[BlockRef]>)>,
     /// The first token, once it is sampled; none inside is the stop token.
     tail: Option<Option<u64>>,
+    /// Chunks that wait for the port or are under way.
+    queued: BTreeSet<u32>,
     /// Writes that read, or will.
     writes: u32,
     /// No write begins any more.
@@ -210,7 +212,16 @@ impl World<'_> {
         let (attempt, cap) = self.ordered(of, transfer)?;
         let manifest = Arc::clone(&self.planned[index_of(seq.request)].manifest);
         self.book(of)?.sending(&manifest, attempt, cap)?;
-        let sent = Sent { seq, grid, sources: Vec::new(), bound: None, tail: None, writes: 0, stopped: false };
+        let sent = Sent {
+            seq,
+            grid,
+            sources: Vec::new(),
+            bound: None,
+            tail: None,
+            queued: BTreeSet::new(),
+            writes: 0,
+            stopped: false,
+        };
         let before = self.movers.sent.insert((of, transfer), sent);
         ensure(before.is_none(), || format!("{transfer} is sent twice"))
     }
@@ -252,6 +263,10 @@ impl World<'_> {
             self.post(of, transfer, Word::Landed(notice));
             return Ok(());
         };
+        if sent.queued.contains(&index) {
+            // Said again while it waits or travels: once is enough.
+            return Ok(());
+        }
         let first = (first_block - sent.grid.first_block) as usize;
         let into = targets[first..first + blocks as usize].to_vec();
         ensure(sent.sources.len() >= first + into.len(), || format!("chunk {index} of {transfer} is not computed"))?;
@@ -263,6 +278,9 @@ impl World<'_> {
         if at > posted + cluster.handoff.leases.grace {
             self.figures.lost_words += 1;
             return Ok(());
+        }
+        if let Some(sent) = self.movers.sent.get_mut(&(of, transfer)) {
+            sent.queued.insert(index);
         }
         let writing = Writing { notice, first_block, blocks: into, content: Vec::new(), bytes, again: false };
         self.agenda.put(begins, Event::Begin { writing: Box::new(writing), at });
@@ -293,6 +311,9 @@ impl World<'_> {
         // A fence takes the right to write away before anything is posted by it.
         let open = self.movers.granted.get(&(to, transfer)).is_some_and(|granted| granted.open);
         if lost || !open {
+            if let Some(sent) = self.movers.sent.get_mut(&(of, transfer)) {
+                sent.queued.remove(&writing.notice.index);
+            }
             self.figures.lost_words += u64::from(lost);
             self.figures.writes_turned_away += u64::from(!open);
             return Ok(());
@@ -388,7 +409,7 @@ impl World<'_> {
     pub(super) fn land(&mut self, writing: Writing) -> Result<(), String> {
         let now = self.agenda.now();
         let Writing { notice, blocks, content, bytes, again, .. } = writing;
-        let (transfer, from, to) = (notice.transfer, who(notice.from), who(notice.to));
+        let (transfer, index, from, to) = (notice.transfer, notice.index, who(notice.from), who(notice.to));
         let is_cut = self.network.apart(now, Node::Replica(from.0), Node::Replica(to.0)).is_some();
         let one_sided = self.scenario.cluster.as_ref().is_some_and(|cluster| cluster.one_sided);
         let granted = self.movers.granted.get(&(to, transfer));
@@ -409,6 +430,7 @@ impl World<'_> {
         }
         if let Some(sent) = self.movers.sent.get_mut(&(from, transfer)) {
             sent.writes = sent.writes.saturating_sub(1);
+            sent.queued.remove(&index);
             if sent.stopped {
                 self.quiet(from, transfer);
             }

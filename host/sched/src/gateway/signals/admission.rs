@@ -147,7 +147,7 @@ impl AdmissionFacts<'_> {
 
     /// What everything queued will reserve, and what was dispatched that no report covers yet.
     fn queued_need_blocks(&self) -> u64 {
-        let uncovered: u64 = self.state.replicas.iter_ready().map(|(_, replica)| replica.uncovered.blocks).sum();
+        let uncovered = self.state.replicas.uncovered_blocks;
         self.state.queue.need_blocks.saturating_add(uncovered)
     }
 

@@ -4,6 +4,7 @@ use penstock_base::Instant;
 use penstock_policy_api::{CommonSignal, ContextSource, OrderSignal, RowSource, WaitingSignal};
 
 use crate::gateway::State;
+use crate::gateway::dispatch::Granted;
 use crate::gateway::flows::Flow;
 use crate::gateway::request::Request;
 use crate::gateway::seats::WindowRow;
@@ -13,8 +14,8 @@ use crate::gateway::seats::WindowRow;
 pub(in crate::gateway) struct OrderFacts<'a> {
     /// The gateway.
     pub state: &'a State,
-    /// Most requests that this call may start.
-    pub take: u64,
+    /// What replicas grant.
+    pub granted: Granted,
 }
 
 impl ContextSource<OrderSignal> for OrderFacts<'_> {
@@ -25,11 +26,10 @@ impl ContextSource<OrderSignal> for OrderFacts<'_> {
     fn value(&self, which: OrderSignal) -> Option<u64> {
         use OrderSignal as Signal;
         let (state, pool) = (self.state, &self.state.replicas.pool);
-        let credits = || state.replicas.iter_ready().map(|(_, replica)| replica.credit());
         match which {
-            Signal::TakeRequests => Some(self.take),
-            Signal::CreditTokens => Some(credits().map(|credit| credit.prefill_tokens).fold(0, u64::saturating_add)),
-            Signal::CreditBlocks => Some(credits().map(|credit| credit.blocks).fold(0, u64::saturating_add)),
+            Signal::TakeRequests => Some(self.granted.take),
+            Signal::CreditTokens => Some(self.granted.tokens),
+            Signal::CreditBlocks => Some(self.granted.blocks),
             Signal::FreeBlocks => state.pooled(pool.free_blocks),
             Signal::CachedBlocks => state.pooled(pool.cached_blocks),
             Signal::RunningRequests => state.pooled(pool.running_requests),
