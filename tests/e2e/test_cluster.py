@@ -11,7 +11,7 @@ import pytest
 
 from cluster import STREAMS, TOKEN, Cluster, Stream, all_of, answers, in_folder, record_of, wait_until
 from keys import bearer, key_file
-from server import Etcd, Metrics, Server, run_to_end
+from server import Etcd, Metrics, Server, free_port, run_to_end
 
 KEY = "alpha-key-0123456789"
 
@@ -165,6 +165,7 @@ def test_prompts_computed_at_one_worker_are_decoded_at_another(cluster, tmp_path
     assert answers(all_of(gateway)) == expected[None]
     figure(f"hand-offs between processes by {kind}: {handed:.0f} of {STREAMS} cold requests, {moved / 2**20:.1f} MiB moved")
 
+
 def test_two_gateways_share_the_quotas_of_their_tenants(cluster, tmp_path):
     where = in_folder(tmp_path)
     cluster.worker("one", *where)
@@ -194,6 +195,24 @@ def test_two_gateways_share_the_quotas_of_their_tenants(cluster, tmp_path):
     assert all(0 < one <= 3 for one in taken) and sum(taken) <= 4, taken
     gateways[1].kill()
     wait_until("what the lost one had is taken over", lambda: share(gateways[0]) == 1)
+
+
+def test_a_gateway_hears_of_caches_by_kv_events(cluster, tmp_path, expected):
+    where = in_folder(tmp_path)
+    for name in ("one", "two"):
+        events = {"kv_events": {"publish": f"127.0.0.1:{free_port()}", "replay": f"127.0.0.1:{free_port()}"}}
+        cluster.worker(name, *where, config=events)
+    config = {"cluster": {"follow_kv_events": True}}
+    gateway = cluster.gateway("gate", *where, config=config)
+    gateway.wait_for_workers(2)
+    wait_until("both are heard", lambda: gateway.log().count("trust=Whole") >= 2)
+    assert answers(all_of(gateway)) == expected[None]
+    assert answers(all_of(gateway)) == expected[None]
+    # By now it knows where each prompt is cached, from the events alone.
+    believed = lambda: gateway.metrics().sum("penstock_replicas_routed_by_load") == 0  # noqa: E731
+    wait_until("it believes both", believed)
+    stream = Stream(gateway, 7)
+    assert stream.answer() == expected[None][7]
 
 
 # --- what is refused

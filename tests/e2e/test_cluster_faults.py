@@ -72,7 +72,7 @@ class Scene:
     def assert_all_came_back(self):
         self.gateway.wait_until_idle(BOUND_S)
         for name, worker in self.workers.items():
-            for state in ("active", "reserved", "landing", "leased", "quarantined"):
+            for state in ("active", "in_transfer"):
                 held = lambda: worker.metrics().sum("penstock_kv_blocks", state=state)  # noqa: B023, E731
                 wait_until(f"{state} blocks of {name} come back", lambda: held() == 0, BOUND_S)  # noqa: B023
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use penstock_base::ReplicaId;
 use penstock_control::{DialError, DialSettings, Ended, Identity, Limits, Link, dial};
-use penstock_engine::{Engine, Joined};
+use penstock_engine::{CacheFollower, ConsumerSettings, Engine, Joined};
 use tokio::sync::{oneshot, watch};
 
 use super::roster::Goal;
@@ -28,6 +28,8 @@ pub struct Line {
     pub limits: Limits,
     /// Longest pause before another call.
     pub pause_max: Duration,
+    /// Caches are heard of by KV events, where a worker publishes them.
+    pub follows_events: bool,
 }
 
 /// Follows the goal of the worker `key` until there is none any more and its session is over.
@@ -54,6 +56,8 @@ pub async fn follow(line: Arc<Line>, key: String, mut goal: watch::Receiver<Opti
                 let Joined { replica, epoch, ended } = joined;
                 tracing::info!(worker = key, address = wanted.address, %replica, epoch = epoch.0, "a worker has joined");
                 line.sight.link(&key, LinkState::Connected { replica, epoch });
+                // Ends with the session.
+                let _follower = listen(&line, &wanted, replica);
                 let why = attend(&line, &wanted, replica, &link, ended, &mut goal).await;
                 line.engine.metrics().worker_session_ended(reason(why));
                 tracing::warn!(worker = key, address = wanted.address, %replica, %why, "a worker's session is over");
@@ -80,6 +84,18 @@ pub async fn follow(line: Arc<Line>, key: String, mut goal: watch::Receiver<Opti
         }
     }
     line.sight.gone(&key);
+}
+
+/// Hears of the worker's cache by its KV events, if both ends want it so. Else its own word counts.
+fn listen(line: &Line, wanted: &Goal, replica: ReplicaId) -> Option<CacheFollower> {
+    let (publish, replay) = wanted.kv_events.clone().filter(|_| line.follows_events)?;
+    match line.engine.follow_cache(replica, ConsumerSettings::new(publish, replay)) {
+        Ok(follower) => Some(follower),
+        Err(why) => {
+            tracing::warn!(worker = wanted.address, %why, "its KV events cannot be followed: its own word counts");
+            None
+        }
+    }
 }
 
 /// Holds a worker to its goal until the session is over. Why it is.

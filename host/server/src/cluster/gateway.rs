@@ -63,6 +63,7 @@ pub fn run(config: Config) -> Result<()> {
         identity: me(identity::number(&name), epoch, compatibility.clone(), token),
         limits: limits(&config),
         pause_max: Duration::from_millis(config.cluster.redial_ms),
+        follows_events: config.cluster.follow_kv_events,
     };
     let roster = Roster::new(compatibility.clone(), &config.cluster.workers, config.cluster.workers_max);
     let idempotency = Idempotency::new(secret, serve::interrupted_calls(&config, epoch));

@@ -18,6 +18,8 @@ pub struct Goal {
     pub hold: bool,
     /// Why it is not called although it is known.
     pub refused: Option<String>,
+    /// Where it publishes KV events, and is asked for what was missed.
+    pub kv_events: Option<(String, Option<String>)>,
 }
 
 /// What is known of workers.
@@ -65,7 +67,8 @@ impl Roster {
             self.known.iter().map(|(id, record)| (id.clone(), self.goal(record))).collect();
         let announced: BTreeSet<&str> = self.known.values().map(|record| record.addresses.control.as_str()).collect();
         for address in self.fixed.iter().filter(|address| !announced.contains(address.as_str())) {
-            let goal = Goal { address: address.clone(), life: None, call: true, hold: false, refused: None };
+            let goal =
+                Goal { address: address.clone(), life: None, call: true, hold: false, refused: None, kv_events: None };
             goals.insert(address.clone(), goal);
         }
         // Discovery takes no more either; fixed ones come on top of its set.
@@ -87,6 +90,7 @@ impl Roster {
             call: is_ready && refused.is_none(),
             hold: !is_ready,
             refused,
+            kv_events: record.addresses.kv_events.clone().map(|at| (at, record.addresses.kv_replay.clone())),
         }
     }
 }

@@ -253,13 +253,22 @@ fn first_record(config: &Config, name: &WorkerId, life: u64, control: SocketAddr
         addresses: Addresses {
             control: cluster.control_advertise.clone().unwrap_or_else(|| control.to_string()),
             kv_transfer: Vec::new(),
-            kv_events: None,
-            kv_replay: None,
+            kv_events: config.kv_events.publish.map(|at| told_at(at, cluster.control_advertise.as_deref())),
+            kv_replay: config.kv_events.replay.map(|at| told_at(at, cluster.control_advertise.as_deref())),
         },
         model: NOT_YET.to_owned(),
         compatibility: NOT_YET.to_owned(),
         capacity: Capacity::default(),
         topology,
+    }
+}
+
+/// Where gateways listen to KV events: by the host at which they call, where the worker publishes at all its addresses.
+fn told_at(at: SocketAddr, advertised: Option<&str>) -> String {
+    let host = advertised.and_then(|address| address.rsplit_once(':'));
+    match host.filter(|_| at.ip().is_unspecified()) {
+        Some((host, _)) => format!("tcp://{host}:{}", at.port()),
+        None => format!("tcp://{at}"),
     }
 }
 

@@ -33,6 +33,8 @@ pub struct ClusterConfig {
     pub gateways_max: usize,
     /// The tenants' quotas hold for all gateways of this discovery together.
     pub share_quotas: bool,
+    /// What workers cache is heard by their KV events, where they publish them, and not over the control connection.
+    pub follow_kv_events: bool,
     /// Part of each quota that a gateway gives out while it does not know its share, in parts per million.
     pub quota_floor_ppm: u32,
     /// A control session without a connection is over after this.
@@ -256,6 +258,7 @@ impl Default for ClusterConfig {
             gateways_max: 8,
             share_quotas: false,
             quota_floor_ppm: 0,
+            follow_kv_events: false,
             session_lease_ms: 10_000,
             redial_ms: 2_000,
             labels: Vec::new(),
