@@ -18,8 +18,10 @@ port=${PORT:-8000}
 folder=$(mktemp -d)
 mkdir "$folder/workers"
 (umask 077; head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > "$folder/token")
+# Prompts as short as the one below are handed off as well.
+printf '[replicas]\nhandoff_tokens_min = 16\n' > "$folder/penstock.toml"
 discovery=${ETCD:+etcd:$ETCD}
-common=(--model "$model" --served-model-name demo --token-file "$folder/token"
+common=(--config "$folder/penstock.toml" --model "$model" --served-model-name demo --token-file "$folder/token"
     --discovery "${discovery:-folder:$folder/workers}" --policies native --admin-listen off)
 
 pids=()
@@ -72,7 +74,14 @@ ask='{"model": "demo", "temperature": 0, "max_tokens": 24, "messages": [{"role":
 curl -fsS "http://127.0.0.1:$port/v1/chat/completions" -H 'Content-Type: application/json' -d "$ask"
 echo
 grep -h 'worker has joined' "$folder/gateway.log" | sed 's/^[^ ]* *//; s/^/  /'
+curl -fsS "http://127.0.0.1:$port/metrics" | grep '^penstock_handoffs_total' | sed 's/^/  /'
+grep -h 'KV goes to' "$folder"/*.log | sed 's/^[^ ]* *//; s/^/  /' || true
 if [ -n "${KEEP:-}" ]; then
     echo "http://127.0.0.1:$port answers until Ctrl-C"
-    while true; do sleep 1; done
+    while true; do
+        for pid in "${pids[@]}"; do
+            kill -0 "$pid" 2>/dev/null || { echo "process $pid has ended by itself; see $folder" >&2; exit 1; }
+        done
+        sleep 1
+    done
 fi

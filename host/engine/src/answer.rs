@@ -178,7 +178,9 @@ impl Answer {
             progress.text.push_str(&self.stops.finish());
             progress.tokens.extend(self.held.drain(..));
             self.released += progress.tokens.len() as u32;
-            self.end = Some(AnswerEnd { outcome, tokens: tokens.unwrap_or(self.released) });
+            // No more than there are, whatever the replica counted.
+            let tokens = tokens.unwrap_or(self.released).min(self.ids.len() as u32);
+            self.end = Some(AnswerEnd { outcome, tokens });
             progress.ended = self.end;
         }
         self.attempt.told_end = true;

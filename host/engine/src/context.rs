@@ -29,7 +29,7 @@ pub(crate) struct RequestContext {
     /// Output tokens so far, of a request that may go on at another replica.
     emitted: Mutex<Vec<u32>>,
     /// Output tokens that the client got in all; set by the output loop when it ends the stream, for a replica that ends later.
-    settled: AtomicU32,
+    settled: Arc<AtomicU32>,
 }
 
 /// A request as the driver of a replica gets it.
@@ -118,7 +118,7 @@ impl RequestContext {
             stops,
             chain,
             emitted: Mutex::default(),
-            settled: AtomicU32::new(0),
+            settled: Arc::default(),
         })
     }
 
@@ -131,7 +131,7 @@ impl RequestContext {
             stops: StopMatcher::default(),
             chain: None,
             emitted: Mutex::default(),
-            settled: AtomicU32::new(0),
+            settled: Arc::default(),
         }
     }
 
@@ -155,9 +155,9 @@ impl RequestContext {
         self.settled.store(tokens, Ordering::Release);
     }
 
-    /// How many output tokens the client got in all, once its stream has ended.
-    pub fn settled_tokens(&self) -> u32 {
-        self.settled.load(Ordering::Acquire)
+    /// How many output tokens the client got in all, once its stream has ended: outlives the rest of the context.
+    pub fn settled(&self) -> Arc<AtomicU32> {
+        Arc::clone(&self.settled)
     }
 
     /// Its id.

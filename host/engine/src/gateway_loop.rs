@@ -234,7 +234,9 @@ impl GatewayLoop {
                     {
                         continue;
                     }
-                    if let FromReplica::Refuse { request, .. } = message {
+                    if let FromReplica::Refuse { request, .. } = message
+                        && self.requests.get(&request).is_some_and(|tracked| tracked.placed == Some(replica))
+                    {
                         self.unplaced(request);
                     }
                     let over = match message {
@@ -335,7 +337,9 @@ impl GatewayLoop {
 
     /// A replica says, or shows by being gone, that it does nothing more for a request.
     fn settled(&mut self, request: RequestId, replica: ReplicaId) {
-        if let Some((_, at)) = self.settling.remove(&request).filter(|(at, _)| *at == replica) {
+        if self.settling.get(&request).is_some_and(|(at, _)| *at == replica)
+            && let Some((_, at)) = self.settling.remove(&request)
+        {
             self.wiring.metrics.cancelled_after(self.wiring.clock.now().since(at));
         }
     }

@@ -25,7 +25,7 @@ pub(crate) const CONTROL_WAKES: usize = 16;
 /// Ups and downs of one replica that may wait at the gateway loop.
 pub(crate) const CONTROL_PER_REPLICA: usize = 8;
 /// Requests that a gateway knows a worker was told of, after which it looks which of them nobody holds any more. A few times what runs at one.
-pub(crate) const CONTEXTS_SWEEP: usize = 4_096;
+pub(crate) const TOLD_OF_SWEEP: usize = 16_384;
 /// Turns with changes of the cache that may wait for the publisher of KV events: it takes a turn in some microseconds, and a second of
 /// steps is far fewer.
 pub(crate) const TAPPED_TURNS_MAX: usize = 1_024;

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use penstock_base::{CancelCause, Generation, Instant, Outcome, ReplicaEpoch, ReplicaId, RequestId, SeqId};
 use penstock_exec::SampledToken;
@@ -70,7 +71,7 @@ pub(crate) enum TurnItem {
     /// The replica ended a sequence.
     SequenceEnded { seq: SeqId, attempt: u16, outcome: Outcome, tokens: u32 },
     /// The replica is done with a request; goes on to the gateway once what counts is settled.
-    Ended { request: RequestId, context: Option<Arc<RequestContext>>, attempt: u16, outcome: Outcome, usage: Usage },
+    Ended { request: RequestId, settled: Option<Arc<AtomicU32>>, attempt: u16, outcome: Outcome, usage: Usage },
     /// This epoch of the replica is over; `lost` when the replica will not come back. Goes on to the gateway behind the ends before it.
     Down { lost: bool },
 }
@@ -169,12 +170,12 @@ impl OutputLoop {
                 TurnItem::SequenceEnded { seq, attempt, outcome, tokens } => {
                     self.sequence_ended(seq, attempt, AnswerEnd { outcome, tokens });
                 }
-                TurnItem::Ended { request, context, attempt, outcome, usage } => {
+                TurnItem::Ended { request, settled, attempt, outcome, usage } => {
                     let (outcome, usage) = match self.requests.get(&request) {
                         Some(output) => output.settled(outcome, usage),
                         // The client was told before, with what it had by then.
                         None => {
-                            let output_tokens = context.map_or(0, |context| context.settled_tokens());
+                            let output_tokens = settled.map_or(0, |settled| settled.load(Ordering::Acquire));
                             (outcome, Usage { output_tokens, ..usage })
                         }
                     };
@@ -329,7 +330,7 @@ impl Output {
 
     /// Output tokens that the client got: what counts of its answers, less what it left unread when it went.
     fn output_tokens(&self) -> u32 {
-        let counted: u32 = self.answers.iter().map(Answer::counted_tokens).sum();
+        let counted = self.answers.iter().map(Answer::counted_tokens).fold(0, u32::saturating_add);
         counted.saturating_sub(self.writer.left_unread())
     }
 
@@ -423,7 +424,7 @@ mod tests {
         let outcome = Outcome::Cancelled(CancelCause::Client);
         assert_eq!(output.settled(outcome, told).1.output_tokens, 3, "three were read");
         output.end(&wiring, outcome, told, 0);
-        assert_eq!(context.settled_tokens(), 3, "what the ledger is told when the replica is done");
+        assert_eq!(context.settled().load(Ordering::Acquire), 3, "what the ledger is told when the replica is done");
         assert_eq!(rig::metric(&wiring, "vllm:generation_tokens_total"), 7.0, "handed to the stream, read or not");
         assert_eq!(rig::metric(&wiring, "penstock_discarded_tokens_total"), 6.0, "four unread and two behind");
     }

@@ -37,6 +37,7 @@ use crate::outputs::{self, OutputWake, Turn, TurnItem};
 use crate::panics;
 use crate::policies::machine::MachineSeats;
 use crate::policies::order::PolicyOrder;
+use crate::remote::gateway_of;
 use crate::replica_wake::{FEEDBACK, FreezeCause, ReplicaWake};
 use crate::status::ReplicaState;
 use crate::wiring::Wiring;
@@ -230,6 +231,9 @@ impl ReplicaLoop {
         self.gateways.retain(|known| *known != gateway);
         self.step(ReplicaInput::GatewayDown(gateway));
         self.requests.retain(|request, _| request.gateway_epoch() != gateway);
+        // Its next session may have begun: nothing of this one belongs there.
+        self.items.retain(|item| gateway_of(item) != Some(gateway));
+        self.messages.retain(|(to, _)| *to != gateway);
         self.parts.leave(gateway);
     }
 
@@ -458,8 +462,8 @@ impl ReplicaLoop {
                     let prompt_tokens = usage.prompt_tokens.saturating_sub(placed.resumed);
                     let cached_tokens = usage.cached_tokens.min(prompt_tokens);
                     let usage = Usage { prompt_tokens, cached_tokens, ..usage };
-                    let context = Some(placed.context);
-                    self.items.push(TurnItem::Ended { request, context, attempt, outcome, usage });
+                    let settled = Some(placed.context.settled());
+                    self.items.push(TurnItem::Ended { request, settled, attempt, outcome, usage });
                     return;
                 }
             }

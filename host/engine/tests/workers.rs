@@ -118,7 +118,7 @@ fn a_cut_session_ends_or_repeats_what_ran_and_the_worker_comes_back() {
     let front = Front::start(1, config());
     let (mut joined, link) = front.join(&runtime, &worker);
     front.await_ready(1);
-    worker.control.let_through(12);
+    worker.control.let_through(18);
     let mut streams: Vec<_> = (0..12).map(|which| (which, submit(&front, which))).collect();
     let deadline = std::time::Instant::now() + support::PATIENCE;
     let tokens = || {
@@ -126,7 +126,7 @@ fn a_cut_session_ends_or_repeats_what_ran_and_the_worker_comes_back() {
         let line = page.lines().find(|line| line.starts_with("vllm:generation_tokens_total")).map(str::to_owned);
         line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0)
     };
-    while worker.control.steps() < 12 || tokens() < 3.0 {
+    while tokens() < 20.0 {
         assert!(std::time::Instant::now() < deadline);
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
@@ -324,4 +324,39 @@ fn nonsense_ends_the_session_and_nothing_else() {
     let _joined = front.join(&runtime, &worker);
     assert_whole(9, &read(&mut submit(&front, 9)));
     await_idle(&worker);
+}
+
+#[test]
+fn what_a_client_got_before_it_left_is_charged() {
+    let runtime = runtime();
+    let worker = Served::start(&runtime, 0, 1, Role::Unified, config());
+    let front = Front::start(1, config());
+    let _joined = front.join(&runtime, &worker);
+    front.await_ready(1);
+    // A quota of tokens that a few cut answers use up, and that prompts alone would not.
+    let mut asked = submission(&front.engine, &prompt(3, 8), 40);
+    asked.terms.window_tokens_max = 100;
+    let mut taken = 0;
+    for _ in 0..12 {
+        asked.arrived = front.engine.clock().now();
+        worker.control.hold();
+        let Ok((ticket, mut stream)) = front.engine.submit(asked.clone()) else { break };
+        worker.control.let_through(9);
+        let mut got = Got::default();
+        while got.tokens.first().map_or(0, Vec::len) < 4 && got.end.is_none() {
+            let event = stream.recv_timeout(support::PATIENCE).expect("it goes on").expect("it has not ended");
+            got.take(event);
+        }
+        if got.end.is_some() {
+            break;
+        }
+        assert!(front.engine.cancel(ticket.request, penstock_base::CancelCause::Client));
+        worker.control.release();
+        read(&mut stream);
+        drop(stream);
+        await_idle(&worker);
+        taken += 1;
+    }
+    // 8 prompt tokens and at least 4 of output each, and 48 reserved for the one that asks: prompts alone would let all twelve in.
+    assert!((1..=5).contains(&taken), "{taken} were taken");
 }

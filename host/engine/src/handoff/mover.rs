@@ -139,6 +139,8 @@ pub(crate) struct MoverLoop<O> {
     received: BTreeMap<TransferId, Received>,
     /// Oldest first.
     order: VecDeque<TransferId>,
+    /// Given up to make room while somebody might still write, and who.
+    evicted: BTreeMap<TransferId, PeerId>,
     /// At most [`WAITING_MAX`], oldest first.
     waiting: VecDeque<Chunk>,
     /// Something has changed that those may have waited for.
@@ -171,6 +173,7 @@ impl<O: Outside> MoverLoop<O> {
             sent: BTreeMap::new(),
             received: BTreeMap::new(),
             order: VecDeque::new(),
+            evicted: BTreeMap::new(),
             waiting: VecDeque::new(),
             may_write: false,
             copies: BTreeMap::new(),
@@ -304,6 +307,7 @@ impl<O: Outside> MoverLoop<O> {
             MoverOrder::Grant { transfer, to, grid, blocks } => self.grant(transfer, to, grid, blocks),
             MoverOrder::Fence(transfer) => self.fence(me, transfer),
             MoverOrder::Digest(transfer) => {
+                self.order.retain(|open| *open != transfer);
                 let sum = self.received.remove(&transfer).and_then(|received| self.sum_of(&received));
                 // What cannot be read fits no seal.
                 self.outside.tell(say(HandoffInput::Digested { transfer, sum: sum.unwrap_or(0) }));
@@ -317,6 +321,7 @@ impl<O: Outside> MoverLoop<O> {
         self.sent.clear();
         self.received.clear();
         self.order.clear();
+        self.evicted.clear();
         self.waiting.clear();
         self.stopping.clear();
         self.fencing.clear();
@@ -547,8 +552,11 @@ impl<O: Outside> MoverLoop<O> {
         }
         while self.order.len() >= RECEIVED_MAX {
             let Some(oldest) = self.order.pop_front() else { break };
-            if let Some(received) = self.received.remove(&oldest) {
-                let _ = self.withdraw(received.writer, oldest);
+            let Some(received) = self.received.remove(&oldest) else { continue };
+            let ends = self.withdraw(received.writer, oldest);
+            if !ends.is_empty() {
+                // Asked for later, it is told when it is certain, and not before.
+                self.evicted.insert(oldest, received.writer);
             }
         }
         self.order.push_back(transfer);
@@ -571,6 +579,8 @@ impl<O: Outside> MoverLoop<O> {
         if let Some(received) = self.received.get_mut(&transfer) {
             received.fenced = true;
             let writer = received.writer;
+            ends = self.withdraw(writer, transfer);
+        } else if let Some(writer) = self.evicted.remove(&transfer) {
             ends = self.withdraw(writer, transfer);
         }
         if ends.is_empty() {

@@ -1,5 +1,6 @@
 //! A gateway takes workers in: reads what each says, and hands it to the loops as if they were one process.
 
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use penstock_base::{Generation, ReplicaEpoch, ReplicaId};
@@ -249,14 +250,14 @@ impl Reader {
                         FromReplica::Report(report) => {
                             self.wiring.board.update_replica(replica, |status| status.load = report.load);
                         }
-                        FromReplica::Refuse { request, .. } => self.forget(*request),
+                        FromReplica::Refuse { request, attempt, .. } => _ = self.forget(*request, *attempt),
                         _ => {}
                     }
                 }
                 self.push(gateway_loop::REPLICAS, GatewayWake::Replica { replica, epoch, messages });
             }
             ToGateway::Turn { epoch, items } => {
-                let items = items.into_iter().map(|item| self.whole(item)).collect();
+                let items = items.into_iter().filter_map(|item| self.whole(item)).collect();
                 self.turn(epoch, items);
             }
             ToGateway::Down { epoch, lost } => {
@@ -316,21 +317,30 @@ impl Reader {
         }
     }
 
-    fn whole(&self, item: RemoteItem) -> TurnItem {
+    /// What is said of a request that the worker was not told of, or of another attempt of it, is nobody's.
+    fn whole(&self, item: RemoteItem) -> Option<TurnItem> {
+        let port = self.known.port.remote()?;
         match item {
-            RemoteItem::Whole(item) => item,
+            RemoteItem::Whole(item) => {
+                let (TurnItem::Tokens { seq, attempt, .. } | TurnItem::SequenceEnded { seq, attempt, .. }) = &item
+                else {
+                    return None;
+                };
+                let is_its = port.was_told(seq.request, *attempt);
+                if !is_its {
+                    self.wiring.metrics.stale("gateway");
+                }
+                is_its.then_some(item)
+            }
             RemoteItem::Ended { request, attempt, outcome, usage } => {
-                let context = self.known.port.remote().and_then(|port| port.context(request));
-                self.forget(request);
-                TurnItem::Ended { request, context, attempt, outcome, usage }
+                let settled = Some(port.forget(request, attempt)?);
+                Some(TurnItem::Ended { request, settled, attempt, outcome, usage })
             }
         }
     }
 
-    fn forget(&self, request: penstock_base::RequestId) {
-        if let Some(port) = self.known.port.remote() {
-            port.forget(request);
-        }
+    fn forget(&self, request: penstock_base::RequestId, attempt: u16) -> Option<Arc<AtomicU32>> {
+        self.known.port.remote()?.forget(request, attempt)
     }
 
     /// Waits while the gateway is far behind; fails only when its loop has ended.

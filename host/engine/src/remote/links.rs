@@ -11,6 +11,9 @@ use penstock_sched::message::FromReplica;
 use super::wire::{self, Word};
 use crate::outputs::TurnItem;
 
+/// Messages of the machine in one of the link: well below its limit in bytes.
+const MESSAGES_MAX: usize = 4_096;
+
 /// See the module. Few, so that a list will do.
 #[derive(Debug, Default)]
 pub(crate) struct GatewayLinks {
@@ -49,8 +52,10 @@ impl GatewayLinks {
     ) {
         for (gateway, link) in self.each() {
             let its = messages.iter().filter(|(to, _)| *to == gateway).map(|(_, message)| message);
-            if its.clone().next().is_some() {
-                must_arrive(gateway, &link, wire::said(now, epoch, its));
+            // In pieces: the whole of a large cache is told at once.
+            let its: Vec<_> = its.collect();
+            for piece in its.chunks(MESSAGES_MAX) {
+                must_arrive(gateway, &link, wire::said(now, epoch, piece.iter().copied()));
             }
             let its = items.iter().filter(|item| wire::gateway_of(item) == Some(gateway));
             if its.clone().next().is_some() {

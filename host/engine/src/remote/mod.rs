@@ -32,4 +32,4 @@ pub use worker::{RefusedGateway, Worker, WorkerIdentity};
 pub(crate) use join::{Joins, join};
 pub(crate) use links::GatewayLinks;
 pub(crate) use port::{ReplicaPort, Replicas};
-pub(crate) use wire::Word;
+pub(crate) use wire::{Word, gateway_of};

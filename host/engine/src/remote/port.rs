@@ -2,19 +2,20 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration as StdDuration;
 
 use bytes::Bytes;
 use penstock_base::{ReplicaEpoch, ReplicaId, RequestId};
 use penstock_control::{Link, NotSent};
 use penstock_sched::handoff::Order;
-use penstock_sched::message::ToReplica;
+use penstock_sched::message::{Ordered, ToReplica};
 
 use super::wire;
 use crate::clock::Clock;
 use crate::context::RequestContext;
-use crate::limits::CONTEXTS_SWEEP;
+use crate::limits::TOLD_OF_SWEEP;
 use crate::mailbox::{Lane, Mailbox, PushError};
 use crate::replica_wake::ReplicaWake;
 
@@ -86,6 +87,7 @@ impl fmt::Debug for ReplicaPort {
     }
 }
 
+#[expect(clippy::result_large_err, reason = "what finds no room is rare, and goes back as it came")]
 impl ReplicaPort {
     /// Hands `wake` in unless there is no room. Never waits.
     pub fn try_push(&self, lane: Lane, wake: ReplicaWake) -> Result<(), PushError<ReplicaWake>> {
@@ -128,14 +130,22 @@ impl ReplicaPort {
     }
 }
 
+/// What stays known of a request that a worker was told of.
+#[derive(Debug)]
+struct ToldOf {
+    attempt: u16,
+    /// What its client got in all, once its stream has ended.
+    settled: Arc<AtomicU32>,
+}
+
 /// The gateway's end of the conversation with one worker.
 #[derive(Debug)]
 pub(crate) struct RemotePort {
     replica: ReplicaId,
     link: Link,
     clock: Clock,
-    /// Requests that the worker was told of, as long as anybody needs what is known of them.
-    contexts: Mutex<HashMap<RequestId, Weak<RequestContext>>>,
+    /// Requests that the worker was told of, until it is done with them.
+    told_of: Mutex<HashMap<RequestId, ToldOf>>,
     /// The last epoch of which the gateway knows that it is over.
     settled: Mutex<Option<ReplicaEpoch>>,
     told: Condvar,
@@ -143,21 +153,23 @@ pub(crate) struct RemotePort {
 
 impl RemotePort {
     pub fn new(replica: ReplicaId, link: Link, clock: Clock) -> Self {
-        Self { replica, link, clock, contexts: Mutex::default(), settled: Mutex::default(), told: Condvar::new() }
+        Self { replica, link, clock, told_of: Mutex::default(), settled: Mutex::default(), told: Condvar::new() }
     }
 
     pub fn link(&self) -> &Link {
         &self.link
     }
 
-    /// What is known of a request that the worker was told of.
-    pub fn context(&self, request: RequestId) -> Option<Arc<RequestContext>> {
-        self.contexts().get(&request).and_then(Weak::upgrade)
+    /// Was the worker told of this attempt?
+    pub fn was_told(&self, request: RequestId, attempt: u16) -> bool {
+        self.told_of().get(&request).is_some_and(|told| told.attempt == attempt)
     }
 
-    /// The worker is done with a request.
-    pub fn forget(&self, request: RequestId) {
-        self.contexts().remove(&request);
+    /// The worker is done with this attempt. What its client got in all.
+    pub fn forget(&self, request: RequestId, attempt: u16) -> Option<Arc<AtomicU32>> {
+        let mut told_of = self.told_of();
+        told_of.get(&request).filter(|told| told.attempt == attempt)?;
+        told_of.remove(&request).map(|told| told.settled)
     }
 
     /// Waits until the gateway knows that `epoch` is over. False when `given_up` says so before.
@@ -178,10 +190,11 @@ impl RemotePort {
         let _ = self.link.send(body);
     }
 
-    fn contexts(&self) -> MutexGuard<'_, HashMap<RequestId, Weak<RequestContext>>> {
-        self.contexts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn told_of(&self) -> MutexGuard<'_, HashMap<RequestId, ToldOf>> {
+        self.told_of.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[expect(clippy::result_large_err, reason = "as above")]
     fn hand_over(&self, wake: ReplicaWake) -> Result<(), PushError<ReplicaWake>> {
         let body = match &wake {
             // Each process has policies of its own.
@@ -219,14 +232,18 @@ impl RemotePort {
     }
 
     fn note(&self, message: &ToReplica, context: Option<&Arc<RequestContext>>) {
-        let mut contexts = self.contexts();
-        if let Some(context) = context {
-            contexts.insert(context.request(), Arc::downgrade(context));
+        let attempt = match message {
+            ToReplica::Dispatch(dispatch) => Some(dispatch.attempt),
+            ToReplica::Prefill(Ordered { order: Order::Begin(open), .. }) => Some(open.attempt),
+            ToReplica::Decode(Ordered { order: Order::Begin(reserve), .. }) => Some(reserve.attempt),
+            _ => None,
+        };
+        let (Some(context), Some(attempt)) = (context, attempt) else { return };
+        let mut told_of = self.told_of();
+        if told_of.len() >= TOLD_OF_SWEEP {
+            // Those that went on elsewhere are not told to be over here: what nobody else holds any more goes.
+            told_of.retain(|_, told| Arc::strong_count(&told.settled) > 1);
         }
-        // A request that left for another replica is not told of here: what nobody holds any more goes.
-        let closes = matches!(message, ToReplica::Prefill(ordered) if matches!(ordered.order, Order::Close { .. }));
-        if closes || contexts.len() >= CONTEXTS_SWEEP {
-            contexts.retain(|_, context| context.strong_count() > 0);
-        }
+        told_of.insert(context.request(), ToldOf { attempt, settled: context.settled() });
     }
 }

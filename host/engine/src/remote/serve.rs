@@ -5,6 +5,7 @@ use std::sync::Arc;
 use penstock_base::GatewayEpoch;
 use penstock_control::Conversation;
 use penstock_sched::message::ToReplica;
+use penstock_sched::replica::ReplicaInput;
 
 use super::port::ReplicaPort;
 use super::wire::{Endpoint, ToWorker, Word};
@@ -50,8 +51,8 @@ impl Server {
         let gateway = self.gateway;
         match said {
             ToWorker::Message { epoch, message, placement } => {
-                let request = placement.as_ref().map(|placement| placement.context.request());
-                if request.is_some_and(|request| request.gateway_epoch() != gateway) {
+                let placed = placement.as_ref().map(|placement| placement.context.request().gateway_epoch());
+                if placed.into_iter().chain(subject(&message)).any(|of| of != gateway) {
                     return Err("a request of another gateway".to_owned());
                 }
                 let is_stance = matches!(message, ToReplica::Stance(_));
@@ -60,6 +61,14 @@ impl Server {
                 self.push(if is_stance { replica_wake::STANCES } else { replica_wake::WORK }, wake);
             }
             ToWorker::Feedback { epoch, inputs } => {
+                let of = |input: &ReplicaInput| match input {
+                    ReplicaInput::Finish(end) => end.seq.request.gateway_epoch() == gateway,
+                    ReplicaInput::BlockKeys { seq, .. } => seq.request.gateway_epoch() == gateway,
+                    _ => false,
+                };
+                if !inputs.iter().all(of) {
+                    return Err("news of another gateway's request".to_owned());
+                }
                 self.push(replica_wake::FEEDBACK, ReplicaWake::Feedback { epoch, inputs });
             }
             ToWorker::Word(Word::Handoff { to, input }) => {
@@ -94,5 +103,15 @@ impl Server {
         if let Some(mailbox) = self.port.local() {
             let _ = mailbox.push_waiting(lane, wake);
         }
+    }
+}
+
+/// Whose request or hand-off a message is about.
+fn subject(message: &ToReplica) -> Option<GatewayEpoch> {
+    match message {
+        ToReplica::Cancel { request, .. } => Some(request.gateway_epoch()),
+        ToReplica::Prefill(ordered) => Some(ordered.transfer.gateway_epoch()),
+        ToReplica::Decode(ordered) => Some(ordered.transfer.gateway_epoch()),
+        ToReplica::Dispatch(_) | ToReplica::Stance(_) | ToReplica::Policies(_) | ToReplica::PeerUp(_) => None,
     }
 }

@@ -148,7 +148,8 @@ mod tests {
     #[test]
     fn no_more_is_taken_than_a_request_can_have() {
         let mut out = Writer::new();
-        put_sampling(&mut out, &vec![Arc::new(SamplingParams::default()); usize::from(SEQUENCES_MAX) + 1]);
+        let one = || Arc::new(SamplingParams::default());
+        put_sampling(&mut out, &std::iter::repeat_with(one).take(usize::from(SEQUENCES_MAX) + 1).collect::<Vec<_>>());
         assert!(take_sampling(&mut Reader::new(out.bytes())).is_err());
         let mut out = Writer::new();
         put_sampling(&mut out, &[]);

@@ -1,6 +1,7 @@
 //! The handle of a worker: one replica, and the gateways before it.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -136,8 +137,8 @@ fn sit(gateways: &Mutex<HashMap<GatewayEpoch, Seat>>, gateway: GatewayEpoch, sea
     loop {
         {
             let mut gateways = lock(gateways);
-            if !gateways.contains_key(&gateway) {
-                gateways.insert(gateway, seat);
+            if let Entry::Vacant(place) = gateways.entry(gateway) {
+                place.insert(seat);
                 return true;
             }
         }

@@ -227,8 +227,9 @@ impl State {
     fn take_cache_event(&mut self, at: u32, sequence: u64, event: CacheEvent, cx: &mut Cx<'_>) {
         let now = self.now;
         let replica = &mut self.replicas.table[at];
-        let expected = replica.cache.sequence + 1;
-        if sequence < expected {
+        let expected = replica.cache.sequence.saturating_add(1);
+        // The last number is none that could follow: whoever says it counts wrongly.
+        if sequence < expected || sequence == u64::MAX {
             return self.stale(cx);
         }
         replica.cache.sequence = sequence;

@@ -38,11 +38,11 @@ impl Request {
     /// What is known here of what it used.
     pub fn usage(&self) -> Usage {
         let run = &self.run;
-        let prompt = if run.started { self.manifest.input_tokens } else { 0 };
+        let prompt = if run.started || self.carried_output > 0 { self.manifest.input_tokens } else { 0 };
         Usage {
             prompt_tokens: prompt,
             cached_tokens: run.cached_tokens.min(prompt),
-            output_tokens: u32::try_from(run.output_tokens).unwrap_or(u32::MAX),
+            output_tokens: u32::try_from(run.output_tokens).unwrap_or(u32::MAX).saturating_add(self.carried_output),
             preemptions: run.preemptions,
         }
     }
@@ -93,6 +93,8 @@ impl State {
                 self.settle(slot, &end, cx);
             }
             Place::Queued | Place::Held | Place::Reserved { .. } => {
+                // What it had at a replica before counts.
+                let end = if request.carried_output > 0 { End { usage: request.usage(), ..end } } else { end };
                 self.leave_queue(slot);
                 self.tell_end(slot, end, cx);
                 self.settle(slot, &end, cx);

@@ -4,7 +4,7 @@
 //! followed, since a token depends on tokens, parameters, seed and index alone. The driver has the tokens; here only the request moves.
 //! Off unless [`GatewayConfig::migrations_max`](super::GatewayConfig::migrations_max) says how often.
 
-use penstock_base::{Failure, Outcome};
+use penstock_base::{Duration, Failure, Outcome};
 
 use super::State;
 use super::feedback::SKIPPED_REFUSED;
@@ -53,6 +53,10 @@ impl State {
         let attempt = request.attempt;
         request.attempt += 1;
         request.migrations += 1;
+        let output = core::mem::take(&mut request.run.output_tokens);
+        request.carried_output = request.carried_output.saturating_add(u32::try_from(output).unwrap_or(u32::MAX));
+        // It waits anew, and not as one that has waited all along.
+        request.wait.before = Duration::ZERO;
         // Its prompt is not a prompt any more that somebody else computes.
         request.wait.whole = true;
         if cause == MigrationCause::Drain {
@@ -85,15 +89,17 @@ impl State {
         (!elsewhere).then_some(MigrationRefusal::Nowhere)
     }
 
-    /// Moves what can be moved away from a replica that takes no new work.
+    /// Moves what others have room for away from a replica that takes no new work. The rest ends where it is.
     pub(super) fn migrate_all(&mut self, at: u32, cx: &mut Cx<'_>) {
         if self.config.migrations_max == 0 {
             return;
         }
+        let others = self.replicas.iter_ready().filter(|(other, replica)| *other != at && replica.decodes());
+        let mut room: u64 = others.map(|(_, replica)| u64::from(replica.credit().requests)).sum();
         let mut slot = self.replicas.table[at].requests.head;
-        while slot != NONE {
+        while slot != NONE && room > 0 {
             let next = self.requests.inner.next(slot);
-            self.migrate(slot, MigrationCause::Drain, cx);
+            room -= u64::from(self.migrate(slot, MigrationCause::Drain, cx));
             slot = next;
         }
     }

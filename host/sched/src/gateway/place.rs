@@ -71,7 +71,7 @@ impl State {
         let cached = self.overlap_tokens(manifest, overlap);
         let need = Need {
             slots: u32::from(manifest.sequences),
-            prefill_tokens: u64::from(manifest.input_tokens - cached),
+            prefill_tokens: u64::from(manifest.input_tokens - cached) + u64::from(request.carried_output),
             blocks: request.need_blocks(self.config.block_size_tokens),
         };
         (need, cached)

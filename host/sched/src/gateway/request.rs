@@ -178,6 +178,8 @@ pub(super) struct Request {
     pub attempt: u16,
     /// How often it went on at another replica with output behind it.
     pub migrations: u16,
+    /// Output tokens of the attempts before the present one, which are computed again like a prompt.
+    pub carried_output: u32,
     /// When its first token was confirmed, over all attempts; [`Instant::NEVER`] until then.
     pub first_token_at: Instant,
     /// Compute axis.
@@ -363,6 +365,7 @@ impl Request {
             place: Place::Deferred,
             tenant,
             migrations: 0,
+            carried_output: 0,
             first_token_at: Instant::NEVER,
             flow: NONE,
             reserved_tokens: 0,
@@ -399,13 +402,20 @@ impl Request {
     /// Blocks that a dispatch reserves, no reuse.
     pub fn need_blocks(&self, block_size_tokens: u32) -> u64 {
         let manifest = &self.manifest;
-        Manifest::need_blocks(manifest.input_tokens, self.reserve_output_tokens, manifest.sequences, block_size_tokens)
+        let input = manifest.input_tokens.saturating_add(self.carried_output);
+        Manifest::need_blocks(input, self.left_of(self.reserve_output_tokens), manifest.sequences, block_size_tokens)
     }
 
     /// Blocks for input plus the full output cap.
     pub fn finish_blocks(&self, block_size_tokens: u32) -> u64 {
         let manifest = &self.manifest;
-        Manifest::need_blocks(manifest.input_tokens, self.max_output_tokens, manifest.sequences, block_size_tokens)
+        let input = manifest.input_tokens.saturating_add(self.carried_output);
+        Manifest::need_blocks(input, self.left_of(self.max_output_tokens), manifest.sequences, block_size_tokens)
+    }
+
+    /// What is left of an output of so many tokens.
+    fn left_of(&self, tokens: u32) -> u32 {
+        tokens.saturating_sub(self.carried_output).max(1)
     }
 
     /// As policies see it.

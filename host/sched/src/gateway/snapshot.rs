@@ -275,6 +275,7 @@ fn encode_request(request: &Request, out: &mut Writer) {
     out.u32(request.expected_output_tokens);
     out.u16(request.attempt);
     out.u16(request.migrations);
+    out.u32(request.carried_output);
     out.u64(request.first_token_at.0);
     out.u8(request.compute as u8);
     out.u8(request.delivery as u8);
@@ -312,6 +313,7 @@ fn decode_request(from: &mut Reader<'_>) -> Result<Request, DecodeError> {
         expected_output_tokens: from.u32()?,
         attempt: from.u16()?,
         migrations: from.u16()?,
+        carried_output: from.u32()?,
         first_token_at: Instant(from.u64()?),
         compute: Compute::ALL.get(usize::from(from.u8()?)).copied().ok_or(DecodeError::Invalid("compute state"))?,
         delivery: decode_delivery(from)?,

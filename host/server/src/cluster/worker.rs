@@ -22,7 +22,7 @@ use super::registrar::Registrar;
 use super::stop::Stop;
 use super::worker_edge::{self, WorkerEdge};
 use super::{Cluster, gateway, identity, places};
-use crate::config::{Config, WorkerRole, pair};
+use crate::config::{Config, DiscoveryAt, WorkerRole, pair};
 use crate::edge::{self, App, Idempotency, Parts};
 use crate::machines;
 use crate::memory::Memory;
@@ -348,6 +348,12 @@ async fn end(
 
 fn announce(app: &App, duty: &Duty, control: SocketAddr, memory: &Memory, start: Instant) {
     let record = duty.record();
+    if app.config.cluster.discovery == DiscoveryAt::Memory {
+        let at = &record.addresses.control;
+        tracing::warn!(
+            "no gateway finds this worker by itself: start one with --worker {at}, or both with --discovery"
+        );
+    }
     tracing::info!(
         worker = %record.id,
         life = record.epoch,

@@ -17,7 +17,7 @@ pub fn draw(panels: &[(&str, [&str; 3], Vec<Row>)]) -> String {
     );
     let mut top = 0;
     for (name, links, rows) in panels {
-        text(&mut svg, (10, top + 24), "start", &format!("{name}"));
+        text(&mut svg, (10, top + 24), "start", name);
         text(&mut svg, (10, top + 48), "start", "prompt, load");
         for (column, head) in ["unified"].iter().chain(links).enumerate() {
             text(&mut svg, (LEFT + column * CELL.0 + CELL.0 / 2, top + 48), "middle", head);
