@@ -16,7 +16,7 @@ from server import Etcd, Server
 from test_cluster_handoff import prompt
 
 KILLS = 30 if os.environ.get("PENSTOCK_TEST_FAULTS") else 2
-TOKENS = 60
+TOKENS = 140
 LEASE_S = 2
 CONFIG = {
     "replicas": {"handoff_tokens_min": 48, "chunk_tokens": 64},
@@ -103,7 +103,7 @@ def cluster(tmp_path):
 def moments(seed):
     """When to strike, in seconds after the first stream began: in prefill, in hand-offs, in decode."""
     dice = random.Random(seed)
-    return [dice.uniform(0.05, 2.5) for _ in range(KILLS)]
+    return [dice.uniform(0.05, 1.5) for _ in range(KILLS)]
 
 
 @pytest.mark.parametrize("victim", ["prefill", "decode-0"])
