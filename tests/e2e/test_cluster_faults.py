@@ -157,12 +157,14 @@ def test_a_killed_gateway(cluster, tmp_path, expected):
     for moment in moments("gateway"):
         key = str(uuid.uuid4())
         with concurrent.futures.ThreadPoolExecutor(STREAMS + 1) as pool:
-            streams = scene.streams(pool)
             body = {"model": "demo", "prompt": prompt(5), "max_tokens": 400, "ignore_eos": True, "temperature": 0}
             call = lambda timeout=60: httpx.post(  # noqa: E731
                 f"{scene.gateway.url}/v1/completions", json=body, headers={"Idempotency-Key": key}, timeout=timeout
             )
             keyed = pool.submit(call)
+            # It has been taken, so that it can be interrupted.
+            wait_until("it is taken", lambda: scene.gateway.metrics().sum("penstock_requests_in_flight") > 0)
+            streams = scene.streams(pool)
             time.sleep(moment)
             struck = time.monotonic()
             scene.gateway.kill()
