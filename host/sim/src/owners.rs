@@ -44,8 +44,9 @@ impl OwnerBook {
     ) -> Result<(), String> {
         let mut open = self.begun.values().filter(|begun| begun.request == request && begun.end.is_none());
         ensure(open.next().is_none(), || format!("{request} is handed off twice at a time"))?;
-        let before = self.begun.insert(transfer, Begun { request, sender, receiver, end: None });
-        ensure(before.is_none(), || format!("hand-off {transfer} begins twice"))
+        ensure(!self.begun.contains_key(&transfer), || format!("hand-off {transfer} begins twice"))?;
+        self.begun.insert(transfer, Begun { request, sender, receiver, end: None });
+        Ok(())
     }
 
     /// A gateway says how a hand-off ended.
