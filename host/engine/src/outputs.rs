@@ -247,8 +247,8 @@ impl OutputLoop {
     fn sequence_ended(&mut self, seq: SeqId, attempt: u16, end: AnswerEnd) {
         let Some(output) = self.requests.get_mut(&seq.request) else { return };
         let Some(answer) = output.answers.get_mut(usize::from(seq.index)) else { return };
-        // A failed attempt may be followed by another one: only the gateway's end is the end then.
-        if attempt < answer.attempt() || matches!(end.outcome, Outcome::Failed(_)) {
+        // An attempt that failed, or that was told to stop, may be followed by another one: only the gateway's end is the end then.
+        if attempt < answer.attempt() || matches!(end.outcome, Outcome::Failed(_) | Outcome::Cancelled(_)) {
             return;
         }
         if let Some(progress) = answer.finish(end.outcome, Some(end.tokens)) {

@@ -235,6 +235,8 @@ impl Replica {
         self.digest.mix(Mark::Handoff, transfer.0, 2);
         let request = self.request_mut(entry);
         request.sending = None;
+        // Until it is let go, whoever leads the hand-off may still end it.
+        request.adopted = Some(transfer);
         let (seq, slot) = (request.seq_id(0), request.sequences[0]);
         effects.push(ReplicaEffect::Handoff(HandoffEffect::Continue { transfer, seq }));
         if slot != NONE {
@@ -245,7 +247,7 @@ impl Replica {
     /// Another replica has it, or nobody: it goes without an end.
     fn drop_sent(&mut self, now: Instant, transfer: TransferId, effects: &mut ReplicaEffects) {
         // Its prompt may have failed before: then it is gone already.
-        let Some(entry) = self.sent_by(transfer) else { return };
+        let Some(entry) = self.sent_by(transfer) else { return self.stop_adopted(now, transfer, effects) };
         self.digest.mix(Mark::Handoff, transfer.0, 3);
         // Not a failure of its prompt, which the sender would have to hear of.
         self.request_mut(entry).sending = None;
