@@ -327,11 +327,21 @@ class Metrics:
         assert found or labels, f"no series of {name}"
         return sum(found)
 
+    def held(self):
+        """Blocks of KV that work holds or is promised, by how. Each of these series is there, or the name is wrong."""
+        states = {state: f'state="{state}"' for state in ("active", "in_transfer")}
+        found = {
+            f"{state} blocks": [v for key, v in self.series.items() if key.startswith("penstock_kv_blocks{") and label in key]
+            for state, label in states.items()
+        }
+        assert all(found.values()), f"no series of {[name for name, values in found.items() if not values]}"
+        held = {name: sum(values) for name, values in found.items()}
+        return {**held, "reserved blocks": self.sum("penstock_kv_reserved_blocks")}
+
     def busy(self):
         """What has not come back to where it began."""
         busy = {name: self.sum(name) for name in self.GAUGES_AT_REST}
-        busy["active blocks"] = self.sum("penstock_kv_blocks", state="active")
-        busy["reserved blocks"] = self.sum("penstock_kv_blocks", state="reserved")
+        busy.update(self.held())
         return {name: value for name, value in busy.items() if value != 0}
 
 

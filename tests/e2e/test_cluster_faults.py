@@ -72,9 +72,8 @@ class Scene:
     def assert_all_came_back(self):
         self.gateway.wait_until_idle(BOUND_S)
         for name, worker in self.workers.items():
-            for state in ("active", "in_transfer"):
-                held = lambda: worker.metrics().sum("penstock_kv_blocks", state=state)  # noqa: B023, E731
-                wait_until(f"{state} blocks of {name} come back", lambda: held() == 0, BOUND_S)  # noqa: B023
+            held = lambda: worker.metrics().held()  # noqa: B023, E731
+            wait_until(f"blocks of {name} come back", lambda: not any(held().values()), BOUND_S)  # noqa: B023
 
 
 def assert_one_end_each(ended, expected):
@@ -253,7 +252,7 @@ def test_networks_between_gateway_and_worker(cluster, tmp_path, expected):
         gateway.wait_for_workers(2)
         gateway.wait_until_idle(BOUND_S)
         for worker in workers:
-            wait_until("blocks come back", lambda: worker.metrics().sum("penstock_kv_blocks", state="active") == 0)  # noqa: B023
+            wait_until("blocks come back", lambda: not any(worker.metrics().held().values()))  # noqa: B023
         measured(f"{fault} {seconds} s", last_end=time.monotonic() - struck, whole=whole)
     assert answers(all_of(gateway, TOKENS, prompt=prompt)) == expected
     proxy.close()

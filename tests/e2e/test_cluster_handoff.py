@@ -65,9 +65,8 @@ def handed_off(gateway):
 def assert_all_came_back(gateway, *workers):
     gateway.wait_until_idle()
     for worker in workers:
-        for state in ("active", "in_transfer"):
-            held = lambda: worker.metrics().sum("penstock_kv_blocks", state=state)  # noqa: B023, E731
-            wait_until(f"{state} blocks of {worker.folder.name} come back", lambda: held() == 0)  # noqa: B023
+        held = lambda: worker.metrics().held()  # noqa: B023, E731
+        wait_until(f"blocks of {worker.folder.name} come back", lambda: not any(held().values()))  # noqa: B023
 
 
 @pytest.mark.parametrize("kind", KINDS)

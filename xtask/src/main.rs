@@ -45,7 +45,7 @@ enum Task {
         /// The inner loop: no end-to-end suites, fewer simulation seeds.
         #[arg(long)]
         quick: bool,
-        /// The long run of faults: more seeds of clusters, 30 kills of each process. Takes more than an hour.
+        /// The long run of faults: 30 kills of each process of a cluster. Takes half an hour more.
         #[arg(long, conflicts_with = "quick")]
         faults: bool,
         /// Only suites whose name contains this.

@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
+use penstock_base::limits;
+
 use super::Faults;
 use super::cluster::{DiscoveryAt, Near, TransferKind, pair};
 use super::sections::Config;
@@ -86,7 +88,7 @@ impl Config {
         };
         let cluster = &self.cluster;
         range("cluster.workers_max", cluster.workers_max as u64, 1..=WORKERS_MAX);
-        range("cluster.gateways_max", cluster.gateways_max as u64, 1..=64);
+        range("cluster.gateways_max", cluster.gateways_max as u64, 1..=limits::GATEWAYS_MAX as u64);
         range("cluster.quota_floor_ppm", u64::from(cluster.quota_floor_ppm), 0..=1_000_000);
         range("cluster.session_lease_ms", cluster.session_lease_ms, 1_000..=600_000);
         range("cluster.redial_ms", cluster.redial_ms, 50..=60_000);
