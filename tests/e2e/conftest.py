@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from server import Server
+from server import Etcd, Server
 
 FIGURES = []
 
@@ -66,3 +66,12 @@ def client(server):
 def http(server):
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture
+def etcd(tmp_path):
+    if Etcd.program() is None:
+        pytest.skip("there is no etcd; `cargo xtask etcd` fetches one on Debian, or set PENSTOCK_ETCD")
+    etcd = Etcd(tmp_path / "etcd")
+    yield etcd
+    etcd.kill()

@@ -11,7 +11,7 @@ import pytest
 
 from cluster import STREAMS, TOKEN, Cluster, Stream, all_of, answers, in_folder, record_of, wait_until
 from keys import bearer, key_file
-from server import Etcd, Metrics, Server, free_port, run_to_end
+from server import Metrics, Server, free_port, run_to_end
 
 KEY = "alpha-key-0123456789"
 
@@ -136,34 +136,6 @@ def test_two_gateways_before_the_same_workers(cluster, tmp_path, expected):
         wait_until("its workers have ended what the lost gateway had", gone)
         free = lambda worker=worker: worker.metrics().sum("penstock_kv_blocks", state="active") == 0  # noqa: E731
         wait_until("and given its blocks back", free)
-
-
-@pytest.mark.parametrize("kind", ["memfd", "tcp"])
-def test_prompts_computed_at_one_worker_are_decoded_at_another(cluster, tmp_path, expected, kind, figure):
-    where = in_folder(tmp_path)
-    config = {"replicas": {"handoff_tokens_min": 32, "chunk_tokens": 64}, "transfer": {"kinds": [kind]}}
-    prefill, decode = (cluster.worker(role, *where, "--role", role, config=config) for role in ("prefill", "decode"))
-    gateway = cluster.gateway("gate", *where, config=config)
-    gateway.wait_for_workers(2)
-    ways = lambda: httpx.get(f"{prefill.admin_url()}/replicas").json()["transfers"]  # noqa: E731
-    wait_until("they have found a way", lambda: [way["transport"] for way in ways()] == [kind])
-    assert answers(all_of(gateway)) == expected[None]
-    handed = gateway.metrics().sum("penstock_handoffs_total", end="handed_off")
-    assert handed >= STREAMS // 2, gateway.log()[-3000:]
-    moved = prefill.metrics().sum("penstock_kv_transfer_bytes_total")
-    assert moved > 0
-    gateway.wait_until_idle()
-    for worker in (prefill, decode):
-        blocks = lambda worker=worker: sum(  # noqa: E731
-            worker.metrics().sum("penstock_kv_blocks", state=state) for state in ("active", "in_transfer")
-        )
-        wait_until("nothing is held", lambda blocks=blocks: blocks() == 0)
-    # A prefilling worker that leaves costs nothing: the decoding one takes whole requests.
-    prefill.signal(signal.SIGTERM)
-    assert prefill.wait() == 0
-    gateway.wait_for_workers(1)
-    assert answers(all_of(gateway)) == expected[None]
-    figure(f"hand-offs between processes by {kind}: {handed:.0f} of {STREAMS} cold requests, {moved / 2**20:.1f} MiB moved")
 
 
 def test_two_gateways_share_the_quotas_of_their_tenants(cluster, tmp_path):
@@ -391,15 +363,6 @@ def test_a_killed_worker_costs_no_client_its_end(cluster, tmp_path, expected):
     cluster.worker("dying", *where, config=config)
     gateway.wait_for_workers(2)
     assert answers(all_of(gateway)) == expected[None]
-
-
-@pytest.fixture
-def etcd(tmp_path):
-    if Etcd.program() is None:
-        pytest.skip("there is no etcd; `cargo xtask etcd` fetches one on Debian, or set PENSTOCK_ETCD")
-    etcd = Etcd(tmp_path / "etcd")
-    yield etcd
-    etcd.kill()
 
 
 def test_a_lost_etcd_stops_nothing_that_runs(cluster, etcd, expected):

@@ -12,7 +12,7 @@ import pytest
 
 from cluster import STREAMS, Cluster, Stream, all_of, answers, in_folder, wait_until
 from proxy import Proxy
-from server import Etcd, Server
+from server import Server
 from test_cluster_handoff import prompt
 
 KILLS = 30 if os.environ.get("PENSTOCK_TEST_FAULTS") else 2
@@ -193,15 +193,6 @@ def test_a_killed_gateway(cluster, tmp_path, expected):
         assert call().status_code == 200
         assert answers(all_of(scene.gateway, TOKENS, prompt=prompt)) == expected
         measured("kill gateway", moment=moment, closed=closed, detected=detected, recovered=recovered)
-
-
-@pytest.fixture
-def etcd(tmp_path):
-    if Etcd.program() is None:
-        pytest.skip("there is no etcd; `cargo xtask etcd` fetches one on Debian, or set PENSTOCK_ETCD")
-    etcd = Etcd(tmp_path / "etcd")
-    yield etcd
-    etcd.kill()
 
 
 def test_a_killed_etcd(cluster, etcd, expected):

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 
+import httpx
 import pytest
 
 from cluster import STREAMS, TOKEN, Cluster, Stream, all_of, answers, in_folder, wait_until
@@ -32,6 +33,24 @@ def expected(tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("alone"), "--replicas", "1", "--policies", "native")
     try:
         return answers(all_of(server, prompt=prompt))
+    finally:
+        server.stop()
+
+
+FAULTS = ("stall", "slow", "cut")
+
+
+def begun_by(word):
+    """Prompts that no cache has seen."""
+    return lambda number: f"After the {word}. {prompt(number)}"
+
+
+@pytest.fixture(scope="module")
+def unheard(tmp_path_factory):
+    """What one process answers to prompts of each fault's own."""
+    server = Server(tmp_path_factory.mktemp("unheard"), "--replicas", "1", "--policies", "native")
+    try:
+        return {fault: answers(all_of(server, prompt=begun_by(fault))) for fault in FAULTS}
     finally:
         server.stop()
 
@@ -70,40 +89,56 @@ def assert_all_came_back(gateway, *workers):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_are_those_of_one_process(cluster, tmp_path, expected, kind):
+def test_tokens_are_those_of_one_process(cluster, tmp_path, expected, kind, figure):
     config = with_transfer(kinds=[kind])
     gateway, prefill, decode = pair(cluster, in_folder(tmp_path), config)
+    ways = lambda: httpx.get(f"{prefill.admin_url()}/replicas").json()["transfers"]  # noqa: E731
+    wait_until("they have found a way", lambda: [way["transport"] for way in ways()] == [kind])
+    assert prefill.metrics().sum("penstock_kv_transport_peers", kind=kind) == 1
     assert answers(all_of(gateway, prompt=prompt)) == expected
+    handed = handed_off(gateway)
+    assert handed >= STREAMS // 2, gateway.log()[-3000:]
+    moved = prefill.metrics().sum("penstock_kv_transfer_bytes_total")
+    assert moved > 0
     # Once more, with what both caches hold by now.
     assert answers(all_of(gateway, prompt=prompt)) == expected
-    assert handed_off(gateway) >= 6
-    assert prefill.metrics().sum("penstock_kv_transfer_bytes_total") > 0
-    ways = prefill.metrics().sum("penstock_kv_transport_peers", kind=kind)
-    assert ways == 1, prefill.metrics().text
     assert_all_came_back(gateway, prefill, decode)
+    # A prefilling worker that leaves costs nothing: the decoding one takes whole requests.
+    assert prefill.stop() == 0
+    gateway.wait_for_workers(1)
+    assert answers(all_of(gateway, prompt=prompt)) == expected
+    figure(f"hand-offs between processes by {kind}: {handed:.0f} of {STREAMS} cold requests, {moved / 2**20:.1f} MiB moved")
 
 
-def test_spoiled_chunks_are_seen_and_sent_again(cluster, tmp_path, expected):
+def proxied(cluster, where, refuses=False):
+    """Prefill and decode by TCP, with a proxy before the one that is written to. Gateway, workers, proxy."""
     port = free_port()
     proxy = Proxy(f"127.0.0.1:{port}")
-    # Whoever is written to is reached by way of the proxy.
+    proxy.refuses = refuses
     decode = with_transfer(kinds=["tcp"], tcp_listen=f"127.0.0.1:{port}", tcp_advertise=proxy.address)
-    where = in_folder(tmp_path)
     workers = [
         cluster.worker("prefill", "--role", "prefill", *where, config=with_transfer(kinds=["tcp"])),
         cluster.worker("decode", "--role", "decode", *where, config=decode),
     ]
     gateway = cluster.gateway("gate", *where, config=HANDOFF)
     gateway.wait_for_workers(2)
+    return gateway, workers, proxy
+
+
+def test_what_a_network_does_to_kv_is_mended(cluster, tmp_path, expected, unheard):
+    gateway, workers, proxy = proxied(cluster, in_folder(tmp_path))
     proxy.spoil = 3
     assert answers(all_of(gateway, prompt=prompt)) == expected
     assert proxy.spoiled == 3 and proxy.bytes > 1 << 20
     assert_all_came_back(gateway, *workers)
     # A network that swallows everything for a while, then one that is slow, then one that ends connections.
-    for fault in ("stall", "slow", "cut"):
+    for fault, right in unheard.items():
+        before = proxy.bytes
         with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
-            streams = [pool.submit(Stream, gateway, number, prompt=prompt) for number in range(STREAMS)]
-            time.sleep(0.3)
+            new = begun_by(fault)
+            streams = [pool.submit(Stream, gateway, number, prompt=new) for number in range(STREAMS)]
+            # In the middle of what travels.
+            wait_until("KV travels", lambda: proxy.bytes - before > 1 << 20)  # noqa: B023
             if fault == "stall":
                 proxy.stall()
                 time.sleep(4)
@@ -113,23 +148,13 @@ def test_spoiled_chunks_are_seen_and_sent_again(cluster, tmp_path, expected):
             else:
                 proxy.bytes_per_s = None
                 proxy.cut()
-            assert answers([stream.result() for stream in streams]) == expected, fault
+            assert answers([stream.result() for stream in streams]) == right, fault
         assert_all_came_back(gateway, *workers)
     proxy.close()
 
 
 def test_a_network_that_never_comes_back_costs_time_and_no_answer(cluster, tmp_path, expected):
-    port = free_port()
-    proxy = Proxy(f"127.0.0.1:{port}")
-    proxy.refuses = True
-    decode = with_transfer(kinds=["tcp"], tcp_listen=f"127.0.0.1:{port}", tcp_advertise=proxy.address)
-    where = in_folder(tmp_path)
-    workers = [
-        cluster.worker("prefill", "--role", "prefill", *where, config=with_transfer(kinds=["tcp"])),
-        cluster.worker("decode", "--role", "decode", *where, config=decode),
-    ]
-    gateway = cluster.gateway("gate", *where, config=HANDOFF)
-    gateway.wait_for_workers(2)
+    gateway, workers, proxy = proxied(cluster, in_folder(tmp_path), refuses=True)
     # Nothing can be handed over: what was prefilled is decoded where it is, or computed anew.
     assert answers(all_of(gateway, prompt=prompt)) == expected
     assert handed_off(gateway) == 0

@@ -10,9 +10,8 @@ use penstock_base::{Duration, Failure, Outcome};
 use penstock_engine::{Engine, EngineConfig, EventStream, Happened, Role, Submission};
 use penstock_exec::SamplingParams;
 use penstock_sched::replica::ReplicaConfig;
-use support::cluster::{Front, Served, await_idle};
+use support::cluster::{Front, Served, await_idle, runtime};
 use support::{Fault, Got, PATIENCE, Rig, STOP_TOKEN, Sizes, answer, prompt, read, submission, text_of};
-use tokio::runtime::Runtime;
 
 fn config(migrations_max: u16, inflight_max: usize) -> EngineConfig {
     let mut config = EngineConfig {
@@ -78,10 +77,6 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
         assert!(StdInstant::now() < deadline, "{what} did not come");
         std::thread::sleep(StdDuration::from_millis(1));
     }
-}
-
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
 #[test]

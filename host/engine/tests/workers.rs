@@ -5,13 +5,14 @@ mod support;
 
 use std::sync::Arc;
 
-use penstock_base::{Duration, Failure, Outcome};
-use penstock_engine::{EngineConfig, EventStream, JoinError, Machine, PolicySource, ReplicaState, Role, SubmitError};
+use penstock_base::{Duration, Failure, GatewayEpoch, Outcome};
+use penstock_engine::{
+    EngineConfig, EventStream, JoinError, Machine, PolicySource, ReplicaState, Role, SubmitError, gateway_greeting,
+};
 use penstock_exec::SamplingParams;
 use penstock_sched::replica::ReplicaConfig;
-use support::cluster::{Front, Served, await_idle};
+use support::cluster::{Front, Served, await_idle, runtime};
 use support::{Got, STOP_TOKEN, answer, prompt, read, submission};
-use tokio::runtime::Runtime;
 
 fn config() -> EngineConfig {
     let mut config = EngineConfig {
@@ -25,10 +26,6 @@ fn config() -> EngineConfig {
     };
     config.gateway.check_every_step = true;
     config
-}
-
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
 /// Greedy, drawn, with a token that ends it.
@@ -244,28 +241,54 @@ fn a_gateway_that_starts_anew_finds_the_worker_empty() {
 }
 
 #[test]
-fn who_does_not_fit_is_told_why() {
+fn a_gateway_tells_workers_that_do_not_fit_why() {
     let runtime = runtime();
     let worker = Served::start(&runtime, 0, 1, Role::Unified, config());
-    // Another process with the same number.
-    let twin = Served::start(&runtime, 0, 1, Role::Unified, config());
-    let front = Front::start(1, config());
+    let twin = Served::start_as(&runtime, (0, 1), 1, Role::Unified, config());
+    let other = Served::start(&runtime, 1, 1, Role::Unified, config());
+    let front = Front::start_for(1, config(), Front::sizes(), 1);
     let _joined = front.join(&runtime, &worker);
     front.await_ready(1);
-    // The conversation's number is the worker's here, so that the twin is taken for a later session of the first: what counts is that one serves.
-    let (_, _) = front.join(&runtime, &twin);
-    front.await_ready(1);
+    let number = worker.identity.replica.0;
+    let taken = front.try_join(&runtime, &twin).map(|_| ());
+    assert!(matches!(taken, Err(JoinError::Taken { replica }) if replica == number), "{taken:?}");
+    let full = front.try_join(&runtime, &other).map(|_| ());
+    assert!(matches!(full, Err(JoinError::Full(1))), "{full:?}");
+    let mut sizes = Front::sizes();
+    sizes.kv_token_bytes += 1;
+    let there = Front::sizes().kv_token_bytes;
+    let odd = Front::start_for(2, config(), sizes, 8);
+    let differs = odd.try_join(&runtime, &other).map(|_| ());
+    let fits = |error: &JoinError| matches!(error, JoinError::Differs { here, there: at, .. } if (*here, *at) == (there + 1, there));
+    assert!(differs.as_ref().is_err_and(fits), "{differs:?}");
+    // Whoever came first is none the worse for it.
     assert_whole(2, &read(&mut submit(&front, 2)));
-
+    // An engine with replicas of its own takes no workers, and a worker no requests of clients.
     let rig = support::Rig::usual();
-    let runtime_of = &runtime;
-    let other = support::cluster::dial_raw(runtime_of, &worker, 99, bytes::Bytes::from_static(&[9, 9]));
-    let refused = rig.engine.join(other);
-    assert!(matches!(refused, Err(JoinError::NotRunning)), "an engine with replicas of its own takes no workers");
-    assert!(matches!(
-        worker.worker.engine().submit(submission(worker.worker.engine(), &[1, 2], 3)),
-        Err(SubmitError::NotRunning)
-    ));
+    let conversation = support::cluster::dial_raw(&runtime, &other, 9, gateway_greeting(GatewayEpoch(9)));
+    assert!(matches!(rig.engine.join(conversation), Err(JoinError::NotRunning)));
+    let engine = worker.worker.engine();
+    assert!(matches!(engine.submit(submission(engine, &[1, 2], 3)), Err(SubmitError::NotRunning)));
+}
+
+#[test]
+fn a_worker_turns_gateways_away_that_it_cannot_tell_apart_or_understand() {
+    let runtime = runtime();
+    let worker = Served::start(&runtime, 0, 1, Role::Unified, config());
+    let front = Front::start(5, config());
+    let _joined = front.join(&runtime, &worker);
+    front.await_ready(1);
+    // Another process with the same number, and one that greets in another language: both are left.
+    for (process, greeting) in [(77, gateway_greeting(GatewayEpoch(5))), (78, bytes::Bytes::from_static(&[9, 9]))] {
+        let mut conversation = support::cluster::dial_raw(&runtime, &worker, process, greeting);
+        let left = runtime.block_on(async {
+            while conversation.receive().await.is_some() {}
+            conversation.link().ended()
+        });
+        assert_eq!(left, Some(penstock_control::Ended::Bye), "process {process}");
+        assert_eq!(worker.worker.gateways(), [GatewayEpoch(5)]);
+    }
+    assert_whole(3, &read(&mut submit(&front, 3)));
 }
 
 #[test]

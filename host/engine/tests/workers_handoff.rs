@@ -11,9 +11,8 @@ use penstock_engine::{EngineConfig, EventStream, HandoffSetup, ReplicaState, Rol
 use penstock_exec::SamplingParams;
 use penstock_sched::gateway::HandoffConfig;
 use penstock_sched::replica::ReplicaConfig;
-use support::cluster::{Front, Served, await_idle};
+use support::cluster::{Front, Served, await_idle, runtime};
 use support::{Got, PATIENCE, answer, prompt, read, submission};
-use tokio::runtime::Runtime;
 
 fn config(kinds: &[TransferKind]) -> EngineConfig {
     let gateway = HandoffConfig { prefill_tokens_min: 12, ..HandoffConfig::default() };
@@ -32,10 +31,6 @@ fn config(kinds: &[TransferKind]) -> EngineConfig {
     };
     config.gateway.check_every_step = true;
     config
-}
-
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
 /// Greedy and drawn.

@@ -25,6 +25,11 @@ pub fn limits() -> Limits {
     }
 }
 
+/// For the connections.
+pub fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
 fn model() -> ServedModel {
     ServedModel { name: "fake".into(), namespace: Namespace([3; 32]), vocabulary: Arc::new(Letters) }
 }
@@ -46,6 +51,17 @@ pub struct Served {
 impl Served {
     /// Starts one.
     pub fn start(runtime: &Runtime, which: u32, epoch: u64, role: Role, config: EngineConfig) -> Self {
+        Self::start_as(runtime, (which, 0), epoch, role, config)
+    }
+
+    /// Starts one whose process has another number than its replica by `process`.
+    pub fn start_as(
+        runtime: &Runtime,
+        (which, process): (u32, u64),
+        epoch: u64,
+        role: Role,
+        config: EngineConfig,
+    ) -> Self {
         let control = Control::open();
         let executor = FakeExecutor::new(Sizes::default(), Arc::clone(&control));
         // Numbers that no index could be taken for.
@@ -54,7 +70,7 @@ impl Served {
         let worker = Worker::start(config, model(), identity_of, Box::new(executor)).expect("values that can work");
         let worker = Arc::new(worker);
         let settings = ListenSettings {
-            identity: identity(u64::from(replica.0), epoch, worker.greeting()),
+            identity: identity(u64::from(replica.0) + process, epoch, worker.greeting()),
             limits: limits(),
             sessions_max: 16,
         };
@@ -84,11 +100,20 @@ pub struct Front {
 }
 
 impl Front {
-    pub fn start(epoch: u16, mut config: EngineConfig) -> Self {
+    pub fn start(epoch: u16, config: EngineConfig) -> Self {
+        Self::start_for(epoch, config, Self::sizes(), 8)
+    }
+
+    /// Starts one for a model of these sizes and so many workers.
+    pub fn start_for(epoch: u16, mut config: EngineConfig, sizes: Geometry, workers_max: usize) -> Self {
         config.gateway.epoch = GatewayEpoch(epoch);
-        let sizes: Geometry = FakeExecutor::new(Sizes::default(), Control::open()).geometry().clone();
-        let engine = Engine::start_gateway(config, model(), sizes, 8).expect("values that can work");
+        let engine = Engine::start_gateway(config, model(), sizes, workers_max).expect("values that can work");
         Self { engine, epoch: GatewayEpoch(epoch) }
+    }
+
+    /// The sizes that the workers here have.
+    pub fn sizes() -> Geometry {
+        FakeExecutor::new(Sizes::default(), Control::open()).geometry().clone()
     }
 
     /// Dials a worker and takes it in.
