@@ -17,6 +17,18 @@ def prompt(number):
     return f"Day {number if number % 3 else 0}. " + stem * (1 + number % 4) + f"On day {number} he wrote:"
 
 
+def long_prompt(number):
+    """Long enough to be handed off, but for every fourth; every third begins like another one."""
+    stem = "The keeper of the reservoir writes down the level of the water each morning, and the weather. "
+    start = f"Day {number if number % 3 else 0}. "
+    return start + stem * (1 if number % 4 == 0 else 4 + number % 5) + f"On day {number} he wrote:"
+
+
+def begun_by(words):
+    """The same behind words that no cache has seen."""
+    return lambda number: f"After {words}. {long_prompt(number)}"
+
+
 def asked(number, tokens=None, prompt=prompt):
     tokens = tokens or 12 + number % 20
     body = {"model": MODEL_NAME, "prompt": prompt(number), "max_tokens": tokens, "stream": True, "ignore_eos": True}

@@ -10,10 +10,9 @@ import uuid
 import httpx
 import pytest
 
-from cluster import STREAMS, Cluster, Stream, all_of, answers, in_folder, wait_until
+from cluster import STREAMS, Cluster, Stream, all_of, answers, begun_by, in_folder, long_prompt, wait_until
 from proxy import Proxy
 from server import Server
-from test_cluster_handoff import prompt
 
 KILLS = 30 if os.environ.get("PENSTOCK_TEST_FAULTS") else 2
 TOKENS = 140
@@ -29,12 +28,25 @@ BOUND_S = 45
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
+def alone(tmp_path_factory):
+    """What one process answers to some prompts."""
     server = Server(tmp_path_factory.mktemp("alone"), "--replicas", "1", "--policies", "native")
-    try:
-        return answers(all_of(server, TOKENS, prompt=prompt))
-    finally:
-        server.stop()
+    yield lambda prompt: answers(all_of(server, TOKENS, prompt=prompt))
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(alone):
+    return alone(long_prompt)
+
+
+def strikes(name, alone):
+    """When to strike, in seconds after the first stream began (in prefill, in hand-offs, in decode), and what the streams then ask: prompts that
+    no cache has seen, and the right answers."""
+    dice = random.Random(name)
+    for which in range(KILLS):
+        prompt = begun_by(f"{name} {which}")
+        yield dice.uniform(0.05, 1.5), prompt, alone(prompt)
 
 
 def measured(what, **figures):
@@ -66,8 +78,8 @@ class Scene:
         gateway.wait_for_workers(3)
         return gateway
 
-    def streams(self, pool, **more):
-        return [pool.submit(Stream, self.gateway, number, TOKENS, prompt=prompt, **more) for number in range(STREAMS)]
+    def streams(self, pool, prompt=long_prompt):
+        return [pool.submit(Stream, self.gateway, number, TOKENS, prompt=prompt) for number in range(STREAMS)]
 
     def assert_all_came_back(self):
         self.gateway.wait_until_idle(BOUND_S)
@@ -99,19 +111,13 @@ def cluster(tmp_path):
     cluster.end()
 
 
-def moments(seed):
-    """When to strike, in seconds after the first stream began: in prefill, in hand-offs, in decode."""
-    dice = random.Random(seed)
-    return [dice.uniform(0.05, 1.5) for _ in range(KILLS)]
-
-
 @pytest.mark.parametrize("victim", ["prefill", "decode-0"])
-def test_a_killed_worker(cluster, tmp_path, expected, victim):
+def test_a_killed_worker(cluster, tmp_path, alone, expected, victim):
     scene = Scene(cluster, in_folder(tmp_path))
     role = victim.split("-")[0]
-    for moment in moments(victim):
+    for moment, prompt, right in strikes(victim, alone):
         with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
-            streams = scene.streams(pool)
+            streams = scene.streams(pool, prompt)
             time.sleep(moment)
             struck = time.monotonic()
             scene.workers.pop(victim).kill()
@@ -123,27 +129,27 @@ def test_a_killed_worker(cluster, tmp_path, expected, victim):
             detected = time.monotonic() - struck
             ended = [stream.result() for stream in streams]
             last = time.monotonic() - struck
-        whole = assert_one_end_each(ended, expected)
+        whole = assert_one_end_each(ended, right)
         assert whole > 0 or role == "decode"
         scene.assert_all_came_back()
         recovered = time.monotonic() - struck
         # Nobody but the killed worker is missed: what is left serves.
-        assert Stream(scene.gateway, 5, TOKENS, prompt=prompt).answer() == expected[5]
+        assert Stream(scene.gateway, 5, TOKENS, prompt=prompt).answer() == right[5]
         measured(f"kill {role}", moment=moment, detected=detected, last_end=last, recovered=recovered, whole=whole)
         scene.start(victim, role)
         scene.gateway.wait_for_workers(3)
-    assert answers(all_of(scene.gateway, TOKENS, prompt=prompt)) == expected
+    assert answers(all_of(scene.gateway, TOKENS, prompt=long_prompt)) == expected
 
 
-def test_a_killed_decode_worker_loses_no_stream_with_migration(cluster, tmp_path, expected):
+def test_a_killed_decode_worker_loses_no_stream_with_migration(cluster, tmp_path, alone):
     scene = Scene(cluster, in_folder(tmp_path), migrations=3)
-    for moment in moments("migration"):
+    for moment, prompt, right in strikes("migration", alone):
         with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
-            streams = scene.streams(pool)
+            streams = scene.streams(pool, prompt)
             time.sleep(moment)
             struck = time.monotonic()
             scene.workers.pop("decode-0").kill()
-            assert answers([stream.result() for stream in streams]) == expected
+            assert answers([stream.result() for stream in streams]) == right
             last = time.monotonic() - struck
         scene.assert_all_came_back()
         measured("kill decode, migration on", moment=moment, last_end=last, recovered=time.monotonic() - struck)
@@ -151,9 +157,9 @@ def test_a_killed_decode_worker_loses_no_stream_with_migration(cluster, tmp_path
         scene.gateway.wait_for_workers(3)
 
 
-def test_a_killed_gateway(cluster, tmp_path, expected):
+def test_a_killed_gateway(cluster, tmp_path, alone, expected):
     scene = Scene(cluster, in_folder(tmp_path))
-    for moment in moments("gateway"):
+    for moment, prompt, answers_due in strikes("gateway", alone):
         key = str(uuid.uuid4())
         with concurrent.futures.ThreadPoolExecutor(STREAMS + 1) as pool:
             body = {"model": "demo", "prompt": prompt(5), "max_tokens": 400, "ignore_eos": True, "temperature": 0}
@@ -163,12 +169,12 @@ def test_a_killed_gateway(cluster, tmp_path, expected):
             keyed = pool.submit(call)
             # It has been taken, so that it can be interrupted.
             wait_until("it is taken", lambda: scene.gateway.metrics().sum("penstock_requests_in_flight") > 0)
-            streams = scene.streams(pool)
+            streams = scene.streams(pool, prompt)
             time.sleep(moment)
             struck = time.monotonic()
             scene.gateway.kill()
             # A closed socket, or an end that came before it.
-            for stream, right in zip(streams, expected, strict=True):
+            for stream, right in zip(streams, answers_due, strict=True):
                 failure = stream.exception()
                 if failure is None:
                     assert stream.result().ends() == 1 and stream.result().answer() == right
@@ -191,19 +197,19 @@ def test_a_killed_gateway(cluster, tmp_path, expected):
             assert interrupted.status_code in (409, 503), interrupted.text
             assert interrupted.json()["error"]["code"], interrupted.text
         assert call().status_code == 200
-        assert answers(all_of(scene.gateway, TOKENS, prompt=prompt)) == expected
+        assert answers(all_of(scene.gateway, TOKENS, prompt=long_prompt)) == expected
         measured("kill gateway", moment=moment, closed=closed, detected=detected, recovered=recovered)
 
 
-def test_a_killed_etcd(cluster, etcd, expected):
+def test_a_killed_etcd(cluster, etcd, alone, expected):
     scene = Scene(cluster, ("--discovery", f"etcd:{etcd.url}"))
-    for moment in moments("etcd"):
+    for moment, prompt, right in strikes("etcd", alone):
         with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
-            streams = scene.streams(pool)
+            streams = scene.streams(pool, prompt)
             time.sleep(moment)
             struck = time.monotonic()
             etcd.kill()
-            assert answers([stream.result() for stream in streams]) == expected
+            assert answers([stream.result() for stream in streams]) == right
         wait_until("the gateway knows", lambda: not scene.gateway.cluster()[1]["fresh"], BOUND_S)
         detected = time.monotonic() - struck
         scene.assert_all_came_back()
@@ -211,7 +217,7 @@ def test_a_killed_etcd(cluster, etcd, expected):
         back = time.monotonic()
         wait_until("it is heard again", lambda: scene.gateway.cluster()[1]["fresh"], BOUND_S)
         measured("kill etcd", moment=moment, detected=detected, heard_again=time.monotonic() - back)
-    assert answers(all_of(scene.gateway, TOKENS, prompt=prompt)) == expected
+    assert answers(all_of(scene.gateway, TOKENS, prompt=long_prompt)) == expected
 
 
 def test_networks_between_gateway_and_worker(cluster, tmp_path, expected):
@@ -224,7 +230,7 @@ def test_networks_between_gateway_and_worker(cluster, tmp_path, expected):
     gateway.wait_for_workers(2)
     for fault, seconds in (("cut", 0), ("stall", 1), ("slow", 0), ("stall", 8)):
         with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
-            streams = [pool.submit(Stream, gateway, number, TOKENS, prompt=prompt) for number in range(STREAMS)]
+            streams = [pool.submit(Stream, gateway, number, TOKENS, prompt=long_prompt) for number in range(STREAMS)]
             time.sleep(0.5)
             struck = time.monotonic()
             if fault == "cut":
@@ -245,7 +251,7 @@ def test_networks_between_gateway_and_worker(cluster, tmp_path, expected):
         for worker in workers:
             wait_until("blocks come back", lambda: not any(worker.metrics().held().values()))  # noqa: B023
         measured(f"{fault} {seconds} s", last_end=time.monotonic() - struck, whole=whole)
-    assert answers(all_of(gateway, TOKENS, prompt=prompt)) == expected
+    assert answers(all_of(gateway, TOKENS, prompt=long_prompt)) == expected
     proxy.close()
 
 

@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from cluster import STREAMS, TOKEN, Cluster, Stream, all_of, answers, in_folder, wait_until
+from cluster import STREAMS, TOKEN, Cluster, Stream, all_of, answers, begun_by, in_folder, long_prompt, wait_until
 from proxy import Proxy
 from server import Server, free_port
 
@@ -21,28 +21,16 @@ HANDOFF = {
 KINDS = ("tcp", "memfd")
 
 
-def prompt(number):
-    """Every third begins like another one, and every fourth is too short to be handed off."""
-    stem = "The keeper of the reservoir writes down the level of the water each morning, and the weather. "
-    start = f"Day {number if number % 3 else 0}. "
-    return start + stem * (1 if number % 4 == 0 else 4 + number % 5) + f"On day {number} he wrote:"
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("alone"), "--replicas", "1", "--policies", "native")
     try:
-        return answers(all_of(server, prompt=prompt))
+        return answers(all_of(server, prompt=long_prompt))
     finally:
         server.stop()
 
 
 FAULTS = ("stall", "slow", "cut")
-
-
-def begun_by(word):
-    """Prompts that no cache has seen."""
-    return lambda number: f"After the {word}. {prompt(number)}"
 
 
 @pytest.fixture(scope="module")
@@ -95,18 +83,18 @@ def test_tokens_are_those_of_one_process(cluster, tmp_path, expected, kind, figu
     ways = lambda: httpx.get(f"{prefill.admin_url()}/replicas").json()["transfers"]  # noqa: E731
     wait_until("they have found a way", lambda: [way["transport"] for way in ways()] == [kind])
     assert prefill.metrics().sum("penstock_kv_transport_peers", kind=kind) == 1
-    assert answers(all_of(gateway, prompt=prompt)) == expected
+    assert answers(all_of(gateway, prompt=long_prompt)) == expected
     handed = handed_off(gateway)
     assert handed >= STREAMS // 2, gateway.log()[-3000:]
     moved = prefill.metrics().sum("penstock_kv_transfer_bytes_total")
     assert moved > 0
     # Once more, with what both caches hold by now.
-    assert answers(all_of(gateway, prompt=prompt)) == expected
+    assert answers(all_of(gateway, prompt=long_prompt)) == expected
     assert_all_came_back(gateway, prefill, decode)
     # A prefilling worker that leaves costs nothing: the decoding one takes whole requests.
     assert prefill.stop() == 0
     gateway.wait_for_workers(1)
-    assert answers(all_of(gateway, prompt=prompt)) == expected
+    assert answers(all_of(gateway, prompt=long_prompt)) == expected
     figure(f"hand-offs between processes by {kind}: {handed:.0f} of {STREAMS} cold requests, {moved / 2**20:.1f} MiB moved")
 
 
@@ -128,7 +116,7 @@ def proxied(cluster, where, refuses=False):
 def test_what_a_network_does_to_kv_is_mended(cluster, tmp_path, expected, unheard):
     gateway, workers, proxy = proxied(cluster, in_folder(tmp_path))
     proxy.spoil = 3
-    assert answers(all_of(gateway, prompt=prompt)) == expected
+    assert answers(all_of(gateway, prompt=long_prompt)) == expected
     assert proxy.spoiled == 3 and proxy.bytes > 1 << 20
     assert_all_came_back(gateway, *workers)
     # A network that swallows everything for a while, then one that is slow, then one that ends connections.
@@ -156,7 +144,7 @@ def test_what_a_network_does_to_kv_is_mended(cluster, tmp_path, expected, unhear
 def test_a_network_that_never_comes_back_costs_time_and_no_answer(cluster, tmp_path, expected):
     gateway, workers, proxy = proxied(cluster, in_folder(tmp_path), refuses=True)
     # Nothing can be handed over: what was prefilled is decoded where it is, or computed anew.
-    assert answers(all_of(gateway, prompt=prompt)) == expected
+    assert answers(all_of(gateway, prompt=long_prompt)) == expected
     assert handed_off(gateway) == 0
     assert_all_came_back(gateway, *workers)
     proxy.close()
@@ -172,7 +160,7 @@ def test_leases_that_differ_hand_nothing_off_and_answer_all_the_same(cluster, tm
     ]
     gateway = cluster.gateway("gate", *where, config=HANDOFF)
     gateway.wait_for_workers(2)
-    assert answers(all_of(gateway, prompt=prompt)) == expected
+    assert answers(all_of(gateway, prompt=long_prompt)) == expected
     assert handed_off(gateway) == 0
     assert_all_came_back(gateway, *workers)
 
@@ -222,7 +210,7 @@ def test_two_hosts(cluster, tmp_path, expected, network):
         workers.append(cluster.worker(name, "--role", name, *where, config=config, before=before, address=address))
     gateway = cluster.gateway("gate", *where, config=HANDOFF)
     gateway.wait_for_workers(2)
-    assert answers(all_of(gateway, prompt=prompt)) == expected
+    assert answers(all_of(gateway, prompt=long_prompt)) == expected
     assert handed_off(gateway) >= 6
     assert workers[0].metrics().sum("penstock_kv_transport_peers", kind="tcp") == 1
     assert_all_came_back(gateway, *workers)
