@@ -27,7 +27,8 @@ const LIFE: u64 = 1;
 /// Replicas that compute prompts for others, and when it is worth it. The other replicas decode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HandoffSetup {
-    /// How many, the first ones. At least one replica more must be there to decode.
+    /// How many of this process's replicas, the first ones; at least one more must be there to decode. A gateway and a worker do not look at
+    /// it: there each worker says what it does.
     pub prefill: u32,
     /// See [`HandoffConfig`].
     pub gateway: HandoffConfig,

@@ -215,7 +215,7 @@ pub struct TransferConfig {
     pub tcp_listen: SocketAddr,
     /// Address that others are told; where it listens when absent.
     pub tcp_advertise: Option<SocketAddr>,
-    /// Folder of the socket by which processes of one host share memory; one of this process, among those of temporary files, when absent.
+    /// Folder of the socket by which processes of one host share memory; one of this user when absent.
     pub memfd_dir: Option<PathBuf>,
     /// Where NIXL is greeted; port 0 takes a free one.
     pub nixl_listen: SocketAddr,
